@@ -1,0 +1,6 @@
+"""``python -m forerank`` is the ``forerank`` command; ``torchrun -m forerank`` uses this door."""
+
+from forerank.cli import main
+
+if __name__ == "__main__":
+    main()

