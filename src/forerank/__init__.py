@@ -25,7 +25,18 @@ _HOMES = {
     "Index": "forerank.search",
 }
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the names come from the dict above
+__all__ = [
+    "ClassBalancedSampler",
+    "CrossBatchMemory",
+    "Index",
+    "PNPLoss",
+    "Retriever",
+    "SmoothAPLoss",
+    "Table",
+    "__version__",
+    "create_model",
+    "evaluate",
+]
 
 if TYPE_CHECKING:
     from forerank.data import ClassBalancedSampler, Table

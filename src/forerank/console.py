@@ -1,12 +1,16 @@
 """What a person sees while something runs: progress that vanishes when nobody watches, plain tables."""
 
 import json
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+# A figure as tables show it: 12, 87.3, +1.2, 1,024, 5e-4, 3.1 ± 0.2, 99%, 1.3x, or a dash for none.
+_NUMBER = re.compile(r"[-+]?\d|[-–—]?$")
 
 
 def say(message: str = "") -> None:
@@ -25,7 +29,7 @@ def progress(items: Iterable[T], title: str, total: int | None = None) -> Iterat
     >>> list(progress([1, 2, 3], "counting"))
     [1, 2, 3]
     """
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     with progress_bar(title, total) as advance:
         for item in items:
@@ -64,26 +68,30 @@ def progress_bar(title: str, total: int | None) -> Iterator[Any]:
         task = bars.add_task(title, total=total, note="")
 
         def advance(steps: int = 1, note: str | None = None) -> None:
-            bars.update(task, advance=steps, **({} if note is None else {"note": note}))
+            bars.update(task, advance=steps)
+            if note is not None:
+                bars.update(task, note=note)
 
         yield advance
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A plain table: first column left, the rest right; no colour, safe in any terminal and log.
+    """A plain table, columns of numbers to the right; no colour, safe in any terminal and log.
 
-    >>> print(format_table(["set", "R@1"], [["before", "60.1"], ["after", "87.3"]]))
-    set      R@1
-    ------  ----
-    before  60.1
-    after   87.3
+    >>> print(format_table(["set", "R@1", "note"], [["before", "60.1", "pixels"], ["after", "7.3", "-"]]))
+    set      R@1  note
+    ------  ----  ------
+    before  60.1  pixels
+    after    7.3  -
     """
     cells = [[str(c) for c in header], *[[str(c) for c in row] for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    numeric = [all(_NUMBER.match(row[i]) for row in cells[1:]) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
-        return "  ".join(
-            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
+        padded = (
+            c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, numeric, strict=True)
+        )
+        return "  ".join(padded).rstrip()
 
     return "\n".join([line(cells[0]), "  ".join("-" * w for w in widths), *[line(row) for row in cells[1:]]])

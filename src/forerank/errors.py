@@ -85,4 +85,6 @@ def require(module: str) -> ModuleType:
             raise
         extra = EXTRAS.get(module.split(".")[0])
         how = f"pip install 'forerank[{extra}]'" if extra else f"pip install {module}"
-        raise MissingExtraError(f"this needs the package {module!r}, which is not installed: {how}") from error
+        raise MissingExtraError(
+            f"this needs the package {module!r}, which is not installed: {how}"
+        ) from error

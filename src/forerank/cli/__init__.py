@@ -8,16 +8,19 @@ from typing import NoReturn
 from cyclopts import App
 
 from forerank import __version__
-from forerank.errors import ForerankError
+from forerank.errors import ForerankError, unknown
 
 # Verb -> (function, one line of help). Functions are imported only when their verb is used.
 VERBS: dict[str, tuple[str, str]] = {
-    "losses": ("forerank.cli.losses:app", "List the losses; plot one you write down as a derivative."),
+    "doctor": ("forerank.cli.doctor:doctor", "What this machine has, what is missing and how to get it."),
 }
 
 
-def build_app() -> App:
-    """The command line as an object, for `main` and for tests."""
+def build_app(verb_in_use: str | None = None) -> App:
+    """The command line as an object.
+
+    The list of verbs shows the lines above and imports nothing; the verb in use brings its own, full help.
+    """
     app = App(
         name="forerank",
         help="Train, evaluate and serve image retrieval by counting what stands before.",
@@ -25,16 +28,20 @@ def build_app() -> App:
         version=__version__,
         help_format="plaintext",
         suppress_keyboard_interrupt=False,
+        error_formatter=lambda error: f"forerank: {error}",
     )
     for verb, (where, help_line) in VERBS.items():
-        app.command(where, name=verb, help=help_line)
+        app.command(where, name=verb, **({} if verb == verb_in_use else {"help": help_line}))
     return app
 
 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command; the exit code: 0 done, 1 failed, 2 bad request, 130 interrupted."""
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        build_app()(sys.argv[1:] if arguments is None else arguments, result_action="return_none")
+        if words and not words[0].startswith("-") and words[0] not in VERBS:
+            raise unknown("command", words[0], VERBS)
+        build_app(words[0] if words else None)(words, result_action="return_none")
     except ForerankError as error:
         print(f"forerank: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,0 +1,51 @@
+# Two commands matter: `make demo` and `make test`. Both set up their own environment in .venv.
+PYTHON ?= python3
+# More arguments for pip, for example a proxy or an index of your own.
+PIP_FLAGS ?=
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) --constraint constraints.txt
+
+.PHONY: demo test lint format bench docs serve-docs clean help
+help: ## show this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# torch is named alone and first, so that pip takes the pinned CPU build and nothing newer.
+.venv/user.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Setting up .venv (once; about a minute) ..."
+	@$(PIP) torch
+	@$(PIP) --editable '.[web]'
+	@touch $@
+
+.venv/dev.stamp: .venv/user.stamp
+	@echo "Adding the development tools to .venv (once; a minute or two) ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo: .venv/user.stamp ## train on the embedded glyphs, measure before and after, write report.html
+	@$(BIN)/forerank demo
+
+test: .venv/dev.stamp ## run the whole test suite
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+
+lint: .venv/dev.stamp ## ruff, mypy --strict, the layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev.stamp ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/dev.stamp ## every benchmark, one after the other (about half an hour)
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+docs: .venv/dev.stamp ## build the documentation into site/
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+clean: ## remove the environment and everything built
+	rm -rf .venv site dist build .mypy_cache .ruff_cache .pytest_cache .coverage
