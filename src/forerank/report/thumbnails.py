@@ -1,0 +1,86 @@
+"""Small pictures written into the page itself, within a budget, so that the page needs no other file."""
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_BYTES = 3_500_000  # of base64 text in one page: it stays easy to mail and quick to open
+
+
+class Thumbnails:
+    """Turns image files into `data:` addresses until the budget is spent.
+
+    Args:
+        files: (N,) image files by row.
+        boxes: (N, 4) bounding boxes x1, y1, x2, y2 to crop to, or None.
+        side: longest side in pixels. Smaller images are kept as they are.
+        most_bytes: budget for the text of all addresses handed out, repeated ones included.
+
+    Example:
+        >>> Thumbnails([Path("missing.jpg")])(0) is None
+        True
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        boxes: NDArray[np.int32] | None = None,
+        *,
+        side: int = 144,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self.files = files
+        self.boxes = boxes
+        self.side = side
+        self.left = most_bytes
+        self.skipped = 0
+        self._made: dict[int, str | None] = {}
+
+    def __call__(self, row: int) -> str | None:
+        """The address of an image, or None when it cannot be read or the budget is spent."""
+        if row not in self._made:
+            box = None if self.boxes is None else tuple(int(v) for v in self.boxes[row])
+            self._made[row] = data_address(self.files[row], self.side, box)
+        address = self._made[row]
+        if address is not None and len(address) > self.left:
+            self.skipped += 1
+            return None
+        self.left -= len(address or "")
+        return address
+
+
+def data_address(file: Path, side: int = 144, box: tuple[int, ...] | None = None) -> str | None:
+    """An image file as a `data:` address no larger than `side` pixels, or None when it cannot be read."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(file) as image:
+            if box is None:
+                image.draft("RGB", (2 * side, 2 * side))  # lets JPEG decode at a fraction of its size
+            picture = ImageOps.exif_transpose(image)
+            picture = picture.convert("RGBA" if "A" in picture.getbands() else "RGB")
+            if box is not None:
+                picture = picture.crop(box)  # type: ignore[arg-type]
+            picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+            if picture.mode == "RGBA":
+                ground = Image.new("RGB", picture.size, "white")
+                ground.paste(picture, mask=picture.getchannel("A"))
+                picture = ground
+            return encode(picture)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None  # a report about a run must not fail for one unreadable picture
+
+
+def encode(picture: "Image") -> str:  # type: ignore[name-defined]  # noqa: F821
+    """The shorter of a lossless (drawings, glyphs) and a lossy (photographs) encoding."""
+    written = []
+    for kind, options in (("PNG", {"optimize": True}), ("JPEG", {"quality": 78, "optimize": True})):
+        out = io.BytesIO()
+        picture.save(out, kind, **options)
+        written.append((len(out.getvalue()), f"image/{kind.lower()}", out.getvalue()))
+    _, kind, data = min(written, key=lambda one: one[0])
+    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"

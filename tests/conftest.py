@@ -1,0 +1,32 @@
+"""What tests of several rooms share."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+
+
+def _no_browser(reason: str) -> NoReturn:
+    # A machine without a browser is a user's right; a gate without one would silently test less.
+    if os.environ.get("CI", "").lower() in {"1", "true", "yes"}:
+        pytest.fail(f"CI must have a browser: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A real Chromium driven by Playwright (mark the test ``@pytest.mark.browser``)."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        _no_browser("the package playwright is not installed: pip install playwright")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        _no_browser("no chromium on the PATH: apt-get install chromium")
+    with sync_playwright() as playwright:
+        # Root in a container cannot use Chromium's sandbox; the pages under test are our own.
+        launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield launched
+        launched.close()
