@@ -1,0 +1,67 @@
+"""Figure: what each negative of a ranked list is charged by the positives after it (the paper's arrows)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forerank.paper.style import COLOURS, NAMES
+from forerank.report.penalties import derivative, positive_charges, ranking_penalties
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+POSITIVE, NEGATIVE = "#2a9d63", "#d1495b"
+# The ranked list that is drawn: + a positive, - a negative, nearest first.
+EXAMPLE = "-++-+--+"
+
+
+def draw(drawing: "Figure", ranking: str = EXAMPLE, variants: Sequence[str] = ("O", "Ib", "Dq")) -> None:
+    """A row a variant: the list with an arrow from every positive to every negative before it.
+
+    The width of an arrow is f'(R) of the positive it comes from; the number under a negative is the sum of its
+    arrows. Widths are relative to the widest arrow of the row.
+    """
+    positive = np.array([mark == "+" for mark in ranking])
+    similarity = -np.arange(len(ranking), dtype=np.float64)
+    axes = drawing.subplots(len(variants), 1, squeeze=False)[:, 0]
+    for axis, variant in zip(axes, variants, strict=True):
+        slope = derivative(variant)
+        charge = positive_charges(similarity, positive, slope)
+        penalty = ranking_penalties(similarity, positive, slope)
+        widest = charge.max() or 1.0
+        for i in np.flatnonzero(positive):
+            for j in np.flatnonzero(~positive[:i]):
+                axis.annotate(
+                    "",
+                    xy=(j + 0.1, 0.42),
+                    xytext=(i - 0.1, 0.42),
+                    arrowprops={
+                        "arrowstyle": "-|>,head_length=0.35,head_width=0.18",
+                        "connectionstyle": f"arc3,rad={0.28 + 0.03 * (i - j)}",
+                        "linewidth": 0.3 + 3.0 * charge[i] / widest,
+                        "color": COLOURS[variant],
+                        "alpha": 0.85 if charge[i] / widest > 0.02 else 0.35,
+                        "shrinkA": 0,
+                        "shrinkB": 0,
+                    },
+                )
+        for place, is_positive in enumerate(positive):
+            colour = POSITIVE if is_positive else NEGATIVE
+            axis.add_patch(_square(place, colour))
+            axis.text(place, 0, "+" if is_positive else "–", ha="center", va="center", color=colour, fontsize=18)
+            below = f"R = {int((~positive[:place]).sum())}" if is_positive else f"pays {penalty[place]:.3g}"
+            axis.text(place, -0.62, below, ha="center", va="center", fontsize=9, color=colour)
+        axis.text(-1.15, 0, "query", ha="center", va="center")
+        axis.add_patch(_square(-1.15, "#5f6368"))
+        axis.set(xlim=(-1.8, len(ranking) - 0.4), ylim=(-0.85, 2.0))
+        axis.set_title(f"{NAMES[variant]}: f'(R) per arrow", loc="left", color=COLOURS[variant])
+        axis.axis("off")
+
+
+def _square(place: float, colour: str):  # type: ignore[no-untyped-def]
+    from matplotlib.patches import FancyBboxPatch
+
+    return FancyBboxPatch(
+        (place - 0.32, -0.34), 0.64, 0.68, boxstyle="round,pad=0,rounding_size=0.08", fill=False, ec=colour, lw=2
+    )
