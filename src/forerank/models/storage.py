@@ -1,0 +1,125 @@
+"""Models on disk: `model.safetensors` (weights, and in its header how to build the model) and `model.json`.
+
+The header makes the weights file whole by itself, so one rename puts a new model in place of an old one; the
+JSON beside it says the same to people and other programs.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from forerank import __version__
+from forerank.errors import ForerankError, InputError
+from forerank.models.backbones import load_weights
+from forerank.models.embedding import EmbeddingModel, build_from_spec, saved_folder
+
+FORMAT, VERSION = "forerank-model", 1
+
+
+def write_atomically(file: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary file, then put it in place of `file` in one step.
+
+    Whatever interrupts this (a kill, a full disk), `file` is afterwards the old one or the new one, whole.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomically(Path(folder) / "a.txt", lambda file: file.write_text("new") and None)
+    ...     (Path(folder) / "a.txt").read_text(), len(list(Path(folder).iterdir()))
+    ('new', 1)
+    """
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        with temporary.open("rb") as handle:
+            os.fsync(handle.fileno())
+        temporary.replace(file)
+        _sync_folder(file.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        kept = "; the file that was there is untouched" if file.exists() else ""
+        raise ForerankError(f"cannot write {file}: {error.strerror or error}{kept}") from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut; systems that cannot sync a folder do without."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def save_model(model: EmbeddingModel, folder: str | Path) -> None:
+    """Write a model to a folder, atomically."""
+    from safetensors.torch import save
+
+    folder = Path(folder)
+    about = {"format": FORMAT, "version": VERSION, "forerank": __version__, **model.spec}
+    weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    content = save(weights, metadata={FORMAT: json.dumps(about)})
+    write_atomically(folder / "model.json", lambda file: _write(file, json.dumps(about, indent=2).encode()))
+    write_atomically(folder / "model.safetensors", lambda file: _write(file, content))
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+
+
+def load_model(folder: str | Path) -> EmbeddingModel:
+    """The model in a folder (or in a run folder's `best`), in evaluation mode, on the CPU; asks no network.
+
+    Raises:
+        InputError: no model there, or a file that is damaged, foreign or of a newer format.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    place = saved_folder(str(folder))
+    if place is None:
+        raise InputError(
+            f"no saved model in {folder}: expected model.safetensors and model.json there (or in best/)"
+        )
+    file = place / "model.safetensors"
+    about = _about(file)
+    try:
+        model = build_from_spec(about)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{file} does not describe a complete model: {error}") from error
+    try:
+        weights = load_file(file)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InputError(f"{file} is damaged: {error}") from error
+    load_weights(model, weights, str(file))
+    return model.eval()
+
+
+def _about(file: Path) -> dict[str, Any]:
+    """What a weights file says of itself in its header."""
+    try:
+        with file.open("rb") as handle:
+            (length,) = struct.unpack("<Q", handle.read(8))
+            header = json.loads(handle.read(length)) if length < 100_000_000 else {}
+        about = json.loads(header["__metadata__"][FORMAT])
+    except KeyError:
+        raise InputError(
+            f"{file} is not a model of ours: for bare weights use timm:NAME@{file.name}"
+        ) from None
+    except (OSError, ValueError, struct.error, TypeError) as error:
+        raise InputError(f"{file} is damaged or not a safetensors file ({error})") from error
+    if about.get("version") != VERSION:
+        raise InputError(
+            f"{file} has model format {about.get('version')}, but this forerank reads format {VERSION}: upgrade it"
+        )
+    return {key: value for key, value in about.items() if key not in ("format", "version", "forerank")}

@@ -1,0 +1,142 @@
+"""Backbones of transformers: `hf:NAME` of the hub or `hf:FOLDER` on disk.
+
+ResNet and ConvNeXt give a feature map; ViT, DINOv2 and DINOv3 their class token; SigLIP and CLIP the pooled
+features of their image tower (the text tower is dropped).
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from forerank.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from forerank.errors import InputError, MissingExtraError, require
+from forerank.models.backbones import Backbone
+from forerank.models.hub import hub_file
+from forerank.models.torchvision_import import import_torchvision
+
+# How Pillow numbers its filters, as stored in a preprocessor_config.json.
+_FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+
+
+class HuggingFaceNetwork(nn.Module):
+    """A transformers image model: features (N, C) by its own pooling, or its last map (N, C, h, w)."""
+
+    def __init__(self, network: nn.Module, own_pooling: bool) -> None:
+        super().__init__()
+        self.network, self.own_pooling = network, own_pooling
+
+    def forward(self, images: Tensor) -> Tensor:
+        output = self.network(pixel_values=images)
+        hidden: Tensor = output.last_hidden_state
+        if not self.own_pooling:
+            return hidden
+        pooled: Tensor | None = getattr(output, "pooler_output", None)
+        if pooled is not None:
+            return pooled.flatten(1)  # (N, C, 1, 1) of ResNet, (N, C) of the others
+        return hidden.mean((2, 3)) if hidden.dim() == 4 else hidden[:, 0]
+
+
+def hf_backbone(
+    name: str, pretrained: bool, own_pooling: bool, architecture: Mapping[str, Any] | None
+) -> Backbone:
+    """The network `hf:NAME`; with an `architecture` (its configuration) the hub is not asked."""
+    transformers = require("transformers")
+    with contextlib.suppress(MissingExtraError):
+        import_torchvision()  # some image models import it, and a CUDA build beside CPU torch breaks them
+    folder = Path(name).expanduser()
+    local = folder.is_dir()
+    files: dict[str, Path | None] = {}
+    if architecture is None:
+        advice = (
+            f"fetch config.json, preprocessor_config.json and model.safetensors of {name} and use hf:FOLDER"
+        )
+        files["config.json"] = folder / "config.json" if local else hub_file(name, ("config.json",), advice)
+        if pretrained and not local:
+            hub_file(name, ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"), advice)
+        config_values = _read_json(files["config.json"])
+        pictures = _preprocessing(_picture_config(name, folder if local else None), config_values)
+    else:
+        config_values = dict(architecture["config"])
+        pictures = Preprocessing()  # the saved model carries its own
+    config = _config(transformers, config_values, name)
+    # A ViT's pooling layer is usually not in its weights: take the class token instead.
+    extra = {"add_pooling_layer": False} if config.model_type in ("vit", "deit", "beit") else {}
+    try:
+        if pretrained and architecture is None:
+            model = transformers.AutoModel.from_pretrained(str(folder) if local else name, **extra)
+        else:
+            model = transformers.AutoModel.from_config(config, **extra)
+    except Exception as error:
+        raise InputError(f"hf:{name} cannot be built: {str(error).splitlines()[0]}") from error
+    model = getattr(model, "vision_model", model)
+    channels = _channels(model.config)
+    return Backbone(HuggingFaceNetwork(model, own_pooling), channels, pictures, {"config": config_values})
+
+
+def _read_json(file: Path | None) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(file.read_text()) if file else {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from error
+    return values
+
+
+def _picture_config(name: str, folder: Path | None) -> dict[str, Any]:
+    if folder is not None:
+        file = folder / "preprocessor_config.json"
+        return _read_json(file) if file.is_file() else {}
+    try:
+        return _read_json(hub_file(name, ("preprocessor_config.json",), "fetch it by hand"))
+    except InputError:
+        return {}
+
+
+def _config(transformers: Any, values: Mapping[str, Any], name: str) -> Any:
+    kind = values.get("model_type")
+    if not kind:
+        raise InputError(f"hf:{name} has no model_type in its config.json, so it is not a transformers model")
+    try:
+        return transformers.AutoConfig.for_model(**values)
+    except ValueError as error:
+        raise InputError(
+            f"this version of transformers does not know models of type {kind!r} ({name})"
+        ) from error
+
+
+def _channels(config: Any) -> int:
+    sizes = getattr(config, "hidden_sizes", None)
+    return int(sizes[-1] if sizes else config.hidden_size)
+
+
+def _preprocessing(pictures: Mapping[str, Any], config: Mapping[str, Any]) -> Preprocessing:
+    """From a preprocessor_config.json, in the forms transformers has written it over the years."""
+
+    def side(value: Any) -> int | None:
+        if isinstance(value, Mapping):
+            value = value.get("height") or value.get("shortest_edge")
+        return int(value) if value else None
+
+    vision = config.get("vision_config") or {}
+    resize = (
+        side(pictures.get("size")) or side(config.get("image_size")) or side(vision.get("image_size")) or 224
+    )
+    crop = (
+        side(pictures.get("crop_size")) if pictures.get("do_center_crop", "crop_size" in pictures) else None
+    )
+    fraction = pictures.get("crop_pct")  # ConvNeXt: resize to size / crop_pct, then cut size
+    size, resize = (
+        (crop, max(crop, resize)) if crop else (resize, int(resize / fraction) if fraction else resize)
+    )
+    normalise = pictures.get("do_normalize", True)
+    return Preprocessing(
+        size=size,
+        resize=resize,
+        mean=pictures.get("image_mean", IMAGENET_MEAN) if normalise else (0.0,) * 3,
+        std=pictures.get("image_std", IMAGENET_STD) if normalise else (1.0,) * 3,
+        squash=isinstance(pictures.get("size"), Mapping) and "height" in pictures["size"],
+        interpolation=_FILTERS.get(pictures.get("resample", 2), "bicubic"),
+    )
