@@ -1,1 +1,26 @@
-""""""
+"""Images on disk -> a table -> labelled batches."""
+
+from forerank.data.dataset import ImageDataset, collate
+from forerank.data.decode import BadImageError, read_image
+from forerank.data.open import open_table
+from forerank.data.preprocessing import Preprocessing, evaluation_view, training_view
+from forerank.data.sampler import ClassBalancedSampler
+from forerank.data.split import hold_out, merge_classes, noisy_labels, random_gallery
+from forerank.data.table import Table
+
+__all__ = [
+    "BadImageError",
+    "ClassBalancedSampler",
+    "ImageDataset",
+    "Preprocessing",
+    "Table",
+    "collate",
+    "evaluation_view",
+    "hold_out",
+    "merge_classes",
+    "noisy_labels",
+    "open_table",
+    "random_gallery",
+    "read_image",
+    "training_view",
+]
