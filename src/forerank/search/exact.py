@@ -1,0 +1,57 @@
+"""Exact nearest neighbours over vectors that may lie in a memory-mapped file."""
+
+import importlib.util
+
+import numpy as np
+
+from forerank.search.engine import Ids, Vectors
+
+# Below this many queries one product with all cores beats faiss, which gives each query to one core.
+FEW_QUERIES = 16
+# Similarities held at once: 64 MB.
+BLOCK = 16 * 2**20
+
+
+def top_k(queries: Vectors, vectors: Vectors, k: int) -> tuple[Ids, Vectors]:
+    """Positions (Q, k) and inner products (Q, k) of the k largest products, largest first.
+
+    Args:
+        queries: (Q, D) float32.
+        vectors: (N, D) float32, C-contiguous; a memory map is read in place.
+        k: how many; fewer are given where N is smaller.
+
+    >>> gallery = np.eye(3, dtype=np.float32)
+    >>> top_k(gallery[1:2], gallery, 2)[0]
+    array([[1, 0]])
+    """
+    k = min(k, len(vectors))
+    if k == 0 or len(queries) == 0:
+        return np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
+    if len(queries) >= FEW_QUERIES and importlib.util.find_spec("faiss"):
+        import faiss
+
+        similarities, positions = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
+        return positions, similarities
+    return _blockwise(queries, vectors, k)
+
+
+def _blockwise(queries: Vectors, vectors: Vectors, k: int) -> tuple[Ids, Vectors]:
+    """One product a block of the gallery, keeping the best k so far."""
+    best = np.empty((len(queries), 0), np.float32)
+    where = np.empty((len(queries), 0), np.int64)
+    step = max(1, BLOCK // len(queries))
+    for start in range(0, len(vectors), step):
+        block = vectors[start : start + step]
+        # (B, Q) for few queries: the large operand is read once, in its own order.
+        products = (block @ queries.T).T if len(queries) > 1 else (block @ queries[0])[None]
+        if products.shape[1] > k:
+            kept = np.argpartition(products, -k, axis=1)[:, -k:]
+            products = np.take_along_axis(products, kept, axis=1)
+        else:
+            kept = np.broadcast_to(np.arange(products.shape[1]), products.shape)
+        best = np.concatenate([best, products], axis=1)
+        where = np.concatenate([where, kept + start], axis=1)
+        # Equal similarities stand in the order of the rows, whatever the block size.
+        order = np.lexsort((where, -best), axis=1)[:, :k]
+        best, where = np.take_along_axis(best, order, axis=1), np.take_along_axis(where, order, axis=1)
+    return where, best

@@ -1,0 +1,290 @@
+"""The local engine: a folder with memory-mapped vectors, exact search, and an approximate index if it pays."""
+
+import fcntl
+import json
+import os
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerank.console import say
+from forerank.errors import InputError
+from forerank.search import generation, hnsw
+from forerank.search.engine import Meta, Neighbours, Vectors
+from forerank.search.exact import top_k
+from forerank.search.journal import Journal
+from forerank.search.rows import Row
+
+
+class FolderEngine:
+    """An index in a local folder; see `forerank.search.engine.Engine` for what each method promises.
+
+    Args:
+        address: the folder.
+        approximate: build an approximate index: True, False, or None to try it on large indexes and keep it
+            only if it finds 98% of the true neighbours at twice the speed or more.
+    """
+
+    def __init__(self, address: str, approximate: bool | None = None) -> None:
+        self.address = address
+        self.folder = Path(address)
+        self.approximate = approximate
+        self._lock = threading.Lock()
+        self._opened: _Opened | None = None
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError(f"{address} is a file, not an index folder.")
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def _open(self) -> "_Opened":
+        if self._opened is None:
+            self._opened = _open_current(self.folder)
+        if self._opened is None:
+            raise InputError(
+                f"there is no index in {self.address}: build one with forerank index MODEL IMAGES -o."
+            )
+        return self._opened
+
+    def meta(self) -> Meta | None:
+        if self._opened is None:
+            self._opened = _open_current(self.folder)
+        return dict(self._opened.meta) if self._opened else None
+
+    def change_meta(self, changes: Meta) -> None:
+        with self._writing():
+            opened = _open_current(self.folder)
+            if opened is None:
+                raise InputError(f"there is no index in {self.address}.")
+            meta = {**opened.meta, **changes}
+            generation.write_durably(opened.folder / "meta.json", json.dumps(meta, indent=2) + "\n")
+            opened.close()
+        self.close()
+
+    def count(self) -> int:
+        return len(self._open().vectors)
+
+    def search(self, queries: Vectors, k: int) -> Neighbours:
+        opened = self._open()
+        k = min(k, len(opened.vectors))
+        if opened.graph is not None and k:
+            return Neighbours(*hnsw.search(opened.graph, queries, k, opened.meta["approximate"]["width"]))
+        return Neighbours(*top_k(queries, opened.vectors, k))
+
+    def rows(self, ids: Sequence[int]) -> list[Row]:
+        found: dict[int, Row] = {}
+        wanted = [int(i) for i in ids]
+        for start in range(0, len(wanted), 500):
+            part = wanted[start : start + 500]
+            marks = ",".join("?" * len(part))
+            for row in self._select(f"WHERE id IN ({marks})", part):
+                found[row.id] = row
+        return [found[i] for i in wanted]
+
+    def vectors(self, ids: Sequence[int]) -> Vectors:
+        everything = self._open().vectors
+        wanted = np.asarray(ids, dtype=np.int64)
+        outside = wanted[(wanted < 0) | (wanted >= len(everything))]
+        if len(outside):
+            raise KeyError(int(outside[0]))
+        return np.ascontiguousarray(everything[wanted])
+
+    def page(self, after: int = -1, limit: int = 60, label: str | None = None, text: str = "") -> list[Row]:
+        conditions, values = ["id > ?"], [after]
+        if label is not None:
+            conditions.append("label = ?")
+            values.append(label)  # type: ignore[arg-type]
+        if text:
+            conditions.append("(instr(lower(path), ?) OR instr(lower(label), ?))")
+            values += [text.lower(), text.lower()]  # type: ignore[list-item]
+        return self._select(f"WHERE {' AND '.join(conditions)} ORDER BY id LIMIT ?", [*values, limit])
+
+    def labels(self, text: str = "", limit: int = 50) -> list[str]:
+        with self._lock:
+            found = self._open().database.execute(
+                "SELECT DISTINCT label FROM rows WHERE label != '' AND instr(lower(label), ?) ORDER BY label LIMIT ?",
+                [text.lower(), limit],
+            )
+            return [label for (label,) in found]
+
+    def scan(self, batch: int = 8192) -> Iterator[tuple[list[Row], Vectors]]:
+        opened = self._open()
+        for start in range(0, len(opened.vectors), batch):
+            rows = self._select("WHERE id >= ? AND id < ? ORDER BY id", [start, start + batch])
+            yield rows, np.asarray(opened.vectors[start : start + batch])
+
+    def catalogue(self) -> dict[str, Row]:
+        return {row.path: row for row in self._select("ORDER BY id", [])}
+
+    def _select(self, condition: str, values: Sequence[object]) -> list[Row]:
+        with self._lock:
+            cursor = self._open().database.execute(
+                f"SELECT {generation.COLUMNS} FROM rows {condition}", tuple(values)
+            )
+            return list(generation.to_rows(cursor))
+
+    def model_folder(self) -> Path | None:
+        folder = self._open().folder / "model"
+        return folder if folder.is_dir() else None
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One writer at a time; the lock goes with the process, so a killed one blocks nobody."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "LOCK").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(
+                    f"another process is writing to {self.address}: wait until it is done."
+                ) from error
+            yield
+
+    @contextmanager
+    def update(self, dim: int, model: str) -> Iterator["_FolderUpdate"]:
+        strangers = [p.name for p in self.folder.iterdir()] if self.folder.is_dir() else []
+        if strangers and not {"LOCK", generation.CURRENT} & set(strangers):
+            raise InputError(
+                f"{self.address} holds other things ({strangers[0]}, ...) and no index: "
+                "give a new folder as the place of the index."
+            )
+        with self._writing():
+            generation.sweep(self.folder)
+            self.close()
+            opened = _open_current(self.folder)
+            journal = Journal(self.folder / "embedded.log", dim, model)
+            update = _FolderUpdate(self, dim, model, opened, journal)
+            try:
+                yield update
+            finally:
+                journal.close()
+                if opened:
+                    opened.close()
+
+
+class _Opened:
+    """A generation with its files open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.meta = generation.read_meta(folder)
+        self.vectors: Vectors
+        if self.meta["count"]:
+            # As a plain array: np.memmap's own indexing costs more than a small search.
+            self.vectors = np.asarray(np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False))
+        else:
+            self.vectors = np.empty((0, self.meta["dim"]), np.float32)
+        self.database: sqlite3.Connection = generation.open_rows(folder / "rows.sqlite")
+        self.graph: Any = hnsw.read(folder / "hnsw.faiss") if self.meta.get("approximate") else None
+
+    def close(self) -> None:
+        self.database.close()
+
+
+def _open_current(index: Path) -> _Opened | None:
+    """Open the generation in force; if a writer replaces it at this very moment, the next one."""
+    for attempt in range(10):
+        folder = generation.current(index)
+        if folder is None:
+            return None
+        try:
+            return _Opened(folder)
+        except (FileNotFoundError, InputError, sqlite3.OperationalError):
+            if attempt == 9 or generation.current(index) == folder:
+                raise
+    return None
+
+
+class _FolderUpdate:
+    """Vectors go to the journal as they come; `finish` composes a new generation from old and new ones."""
+
+    def __init__(
+        self, engine: FolderEngine, dim: int, model: str, old: _Opened | None, journal: Journal
+    ) -> None:
+        self._engine, self._dim, self._journal = engine, dim, journal
+        self._old_vectors: Vectors | None = None
+        self._old_position: dict[str, int] = {}
+        if old is not None and old.meta["model"]["fingerprint"] == model:
+            self._old_vectors = old.vectors
+            self._old_position = dict(old.database.execute("SELECT content, id FROM rows"))
+
+    def stored(self) -> set[str]:
+        return self._journal.contents() | set(self._old_position)
+
+    def put(self, rows: Sequence[Row], vectors: Vectors) -> None:
+        self._journal.append([row.content for row in rows], vectors)
+
+    def finish(self, rows: Sequence[Row], meta: Meta, save_model: Callable[[Path], None] | None) -> None:
+        index = self._engine.folder
+        building = Path(tempfile.mkdtemp(prefix="building-", dir=index))
+        building.chmod(0o755)
+        rows = sorted(rows, key=lambda row: row.path)
+        generation.write_rows(building / "rows.sqlite", rows)
+        vectors = self._write_vectors(building / "vectors.npy", rows)
+        meta = {**meta, "format": generation.FORMAT, "dim": self._dim, "count": len(rows)}
+        meta["approximate"] = self._build_approximate(building / "hnsw.faiss", vectors)
+        if save_model is not None:
+            save_model(building / "model")
+        meta["files"] = {
+            str(path.relative_to(building)): path.stat().st_size
+            for path in sorted(building.rglob("*"))
+            if path.is_file()
+        }
+        generation.write_durably(building / "meta.json", json.dumps(meta, indent=2) + "\n")
+        generation.publish(index, building)
+        self._journal.remove()
+        self._engine.close()
+
+    def _write_vectors(self, path: Path, rows: Sequence[Row]) -> Vectors:
+        """Compose vectors.npy (N, D) in the order of the rows and map it."""
+        shape = (len(rows), self._dim)
+        with path.open("wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+            for start in range(0, len(rows), 8192):
+                contents = [row.content for row in rows[start : start + 8192]]
+                file.write(self._vectors_of(contents).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        if not len(rows):
+            return np.empty(shape, np.float32)
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+
+    def _vectors_of(self, contents: Sequence[str]) -> Vectors:
+        result = np.empty((len(contents), self._dim), np.float32)
+        old = [i for i, c in enumerate(contents) if c in self._old_position]
+        new = [i for i, c in enumerate(contents) if c not in self._old_position]
+        if old and self._old_vectors is not None:
+            result[old] = self._old_vectors[[self._old_position[contents[i]] for i in old]]
+        if new:
+            result[new] = self._journal.vectors([contents[i] for i in new])
+        return result
+
+    def _build_approximate(self, path: Path, vectors: Vectors) -> dict[str, Any] | None:
+        """Build, measure and keep an approximate index, if wanted or worth it."""
+        choice = self._engine.approximate
+        if choice is False or len(vectors) == 0 or (choice is None and vectors.size < hnsw.WORTH_TRYING):
+            return None
+        say(f"building an approximate index over {len(vectors):,} vectors ...")
+        started = time.perf_counter()
+        graph = hnsw.build(vectors)
+        measured = hnsw.measure(graph, vectors, time.perf_counter() - started)
+        if choice is None and (measured.recall < 0.98 or measured.speedup < 2):
+            say(f"{measured}: does not pay, searches stay exact")
+            return None
+        say(str(measured))
+        hnsw.write(graph, path)
+        return measured.to_dict()

@@ -1,0 +1,133 @@
+"""A generation: one complete, unchanging state of a local index, written whole and then named as current.
+
+An index folder holds `CURRENT` (a line: the name of the generation in force), that generation, and while
+an update runs, a journal and a half-written successor. `CURRENT` is replaced by one rename after everything
+it names is on disk, so a kill at any moment leaves the old state or the new one.
+"""
+
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from forerank.errors import InputError
+from forerank.search.engine import Meta
+from forerank.search.rows import Row
+
+FORMAT = 1
+CURRENT = "CURRENT"
+COLUMNS = "id, path, label, content, size, modified"
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Replace a file by one rename, after its new bytes are on disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until every file below a folder, and every name, is on disk."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with (Path(place) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(place))
+
+
+def current(index: Path) -> Path | None:
+    """The generation in force, or None where there is none."""
+    try:
+        name = (index / CURRENT).read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not name.startswith("generation-") or "/" in name:
+        raise InputError(f"{index / CURRENT} is damaged: it names {name[:40]!r}. Build the index again.")
+    return index / name
+
+
+def publish(index: Path, built: Path) -> Path:
+    """Put a finished, temporary folder in force and remove what it replaces."""
+    before = current(index)
+    number = int(before.name.rpartition("-")[2]) + 1 if before else 1
+    target = index / f"generation-{number:06d}"
+    sync_tree(built)
+    built.rename(target)
+    sync_folder(index)
+    write_durably(index / CURRENT, target.name + "\n")
+    sweep(index)
+    return target
+
+
+def sweep(index: Path) -> None:
+    """Remove what a killed update left behind, and generations no longer in force."""
+    keep = current(index)
+    for folder in index.iterdir():
+        if folder.name.startswith(("generation-", "building-")) and folder != keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_meta(generation: Path) -> Meta:
+    """The meta data of a generation, after checking that its files have the sizes it states."""
+    where = generation / "meta.json"
+    try:
+        meta: Meta = json.loads(where.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{where} is not readable JSON ({error}). Build the index again.") from error
+    if meta.get("format") != FORMAT:
+        raise InputError(
+            f"{generation.parent} has index format {meta.get('format')!r}; this version reads {FORMAT}. "
+            "Build it again, or use the version of Forerank that wrote it."
+        )
+    for name, size in meta["files"].items():
+        actual = (generation / name).stat().st_size if (generation / name).exists() else None
+        if actual != size:
+            raise InputError(
+                f"{generation / name} is damaged: it has {actual} bytes instead of {size}. Build the index again."
+            )
+    return meta
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Store rows in their order; ids are positions."""
+    database = sqlite3.connect(path)
+    with database:
+        database.execute("PRAGMA journal_mode = OFF")  # a half-written file is never put in force
+        database.execute(
+            "CREATE TABLE rows (id INTEGER PRIMARY KEY, path TEXT NOT NULL, label TEXT NOT NULL, "
+            "content TEXT NOT NULL, size INTEGER NOT NULL, modified INTEGER NOT NULL)"
+        )
+        database.executemany(
+            "INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?)",
+            ((i, r.path, r.label, r.content, r.size, r.modified) for i, r in enumerate(rows)),
+        )
+        database.execute("CREATE INDEX by_label ON rows (label, id)")
+    database.close()
+
+
+def open_rows(path: Path) -> sqlite3.Connection:
+    """The rows of a generation, read-only; the caller serialises its use."""
+    address = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+    return sqlite3.connect(address, uri=True, check_same_thread=False)
+
+
+def to_rows(cursor: Iterable[tuple[int, str, str, str, int, int]]) -> Iterator[Row]:
+    """Rows from the columns `COLUMNS`."""
+    for number, path, label, content, size, modified in cursor:
+        yield Row(path, label, content, size, modified, number)

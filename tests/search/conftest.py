@@ -1,0 +1,121 @@
+"""Engines for the tests: the local folder, a Milvus Lite file, and a Milvus Lite server on loopback."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forerank.search.rows import Row, hash_bytes
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class MilvusServer:
+    """`milvus-lite server` as a process of its own, that can be killed and started again."""
+
+    def __init__(self, data: Path) -> None:
+        self.data, self.port = data, free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.address = f"milvus:http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "milvus_lite.cmdline", "server", "--data-dir", str(self.data)]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        for _ in range(300):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.05)
+        raise RuntimeError("milvus-lite server did not start")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture(scope="session")
+def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
+    pytest.importorskip("pymilvus")
+    pytest.importorskip("milvus_lite")
+    server = MilvusServer(tmp_path_factory.mktemp("milvus"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["folder", "milvus file", "milvus server"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh place for an index, once for every kind of engine."""
+    if request.param == "folder":
+        return str(tmp_path / "index")
+    pytest.importorskip("pymilvus")
+    pytest.importorskip("milvus_lite")
+    if request.param == "milvus file":
+        return f"milvus:{tmp_path / 'index.db'}"
+    server = request.getfixturevalue("milvus_server")
+    return f"{server.address}#test_{tmp_path.name.replace('-', '_')}"
+
+
+def _make_rows(names: list[str], labels: list[str] | None = None, salt: str = "") -> list[Row]:
+    labels = labels or [name.partition("/")[0] for name in names]
+    return [
+        Row(name, label, hash_bytes((name + salt).encode()), len(name), 1_000)
+        for name, label in zip(names, labels, strict=True)
+    ]
+
+
+def _random_vectors(count: int, dim: int = 16, seed: int = 0) -> Any:
+    vectors = np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="session")
+def make_rows() -> Callable[..., list[Row]]:
+    """Rows of made-up files."""
+    return _make_rows
+
+
+@pytest.fixture(scope="session")
+def random_vectors() -> Callable[..., Any]:
+    """Unit vectors (count, dim)."""
+    return _random_vectors
+
+
+@pytest.fixture(scope="session")
+def meta() -> dict[str, Any]:
+    """What an index of a made-up model says about itself."""
+    return META
+
+
+META = {"model": {"fingerprint": "model-a", "source": "a"}, "root": "/images"}
+
+
+@pytest.fixture
+def fill() -> Callable[..., None]:
+    """Put rows and vectors into an engine in one update."""
+
+    def filled(engine: Any, rows: list[Row], vectors: Any, meta: dict[str, Any] | None = None) -> None:
+        with engine.update(vectors.shape[1], "model-a") as update:
+            have = update.stored()
+            new = [i for i, row in enumerate(rows) if row.content not in have]
+            update.put([rows[i] for i in new], vectors[new])
+            update.finish(rows, meta or META, None)
+
+    return filled

@@ -1,0 +1,187 @@
+"""One suite for every engine, for real: a folder, a Milvus Lite file, a Milvus Lite server."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forerank.errors import InputError
+from forerank.search.engine import open_engine, unit_vectors
+
+NAMES = [f"class{i % 4}/image{i:03d}.jpg" for i in range(60)]
+
+
+@pytest.fixture
+def engine(address):
+    opened = open_engine(address)
+    yield opened
+    opened.close()
+
+
+def ids_by_path(engine):
+    return {path: row.id for path, row in engine.catalogue().items()}
+
+
+def test_search_is_exact_and_sorted(engine, fill, make_rows, random_vectors):
+    vectors = random_vectors(60)
+    fill(engine, make_rows(NAMES), vectors)
+    queries = random_vectors(20, seed=1)
+    found = engine.search(queries, 7)
+    products = queries @ vectors.T
+    expected = np.argsort(-products, axis=1)[:, :7]
+    paths = [[row.path for row in engine.rows(ids)] for ids in found.ids.tolist()]
+    assert paths == [[NAMES[j] for j in line] for line in expected]
+    np.testing.assert_allclose(found.similarities, np.take_along_axis(products, expected, 1), atol=1e-5)
+
+
+def test_rows_vectors_and_meta_come_back_as_they_went_in(
+    engine, fill, address, make_rows, random_vectors, meta
+):
+    vectors, rows = random_vectors(60), make_rows(NAMES)
+    awkward = 'quote"s/back\\slash/percent%_ ünï.jpg'
+    rows[7] = replace(rows[7], path=awkward, label="la\"bel'\\", size=2**40, modified=2**62)
+    fill(engine, rows, vectors)
+    engine.close()
+
+    again = open_engine(address)
+    assert again.count() == 60
+    stated = again.meta()
+    assert stated["model"] == meta["model"] and stated["dim"] == 16 and stated["count"] == 60
+    ids = ids_by_path(again)
+    chosen = [ids[rows[i].path] for i in (7, 3, 7)]
+    assert [replace(row, id=-1) for row in again.rows(chosen)] == [rows[7], rows[3], rows[7]]
+    np.testing.assert_array_equal(again.vectors(chosen), vectors[[7, 3, 7]])
+    assert max(ids.values()) < 2**53
+    seen = {}
+    for part, part_vectors in again.scan(batch=16):
+        seen |= {row.path: vector for row, vector in zip(part, part_vectors, strict=True)}
+    assert len(seen) == 60
+    np.testing.assert_array_equal(seen[awkward], vectors[7])
+    again.close()
+
+
+def test_unknown_ids_are_refused(engine, fill, make_rows, random_vectors):
+    fill(engine, make_rows(NAMES[:3]), random_vectors(3))
+    for unknown in (2**53 - 1, -5):
+        with pytest.raises(KeyError):
+            engine.rows([unknown])
+        with pytest.raises(KeyError):
+            engine.vectors([unknown])
+
+
+def test_a_second_load_of_the_same_rows_changes_nothing(engine, fill, make_rows, random_vectors):
+    vectors, rows = random_vectors(60), make_rows(NAMES)
+    fill(engine, rows, vectors)
+    before = ids_by_path(engine)
+    fill(engine, rows, vectors)
+    assert engine.count() == 60
+    assert ids_by_path(engine) == before
+
+
+def test_changed_moved_and_removed_rows(engine, fill, make_rows, random_vectors, meta):
+    vectors, rows = random_vectors(60), make_rows(NAMES)
+    fill(engine, rows, vectors)
+    changed = replace(make_rows([NAMES[0]], salt="other bytes")[0])
+    moved = replace(rows[1], path="elsewhere/moved.jpg")  # the same bytes at another place
+    relabelled = replace(rows[2], label="relabelled")
+    now = [changed, moved, relabelled, *rows[10:]]
+    new_vector = random_vectors(1, seed=9)
+    with engine.update(16, "model-a") as update:
+        assert changed.content not in update.stored()
+        assert {row.content for row in now} - update.stored() == {changed.content}
+        update.put([changed], new_vector)
+        update.finish(now, meta, None)
+    assert engine.count() == len(now) == 53
+    catalogue = engine.catalogue()
+    assert set(catalogue) == {row.path for row in now}
+    assert catalogue[NAMES[2]].label == "relabelled"
+    np.testing.assert_allclose(engine.vectors([catalogue[NAMES[0]].id]), new_vector, atol=1e-6)
+    np.testing.assert_array_equal(engine.vectors([catalogue["elsewhere/moved.jpg"].id]), vectors[1:2])
+
+
+def test_two_files_of_the_same_bytes_are_two_rows(engine, fill, make_rows, random_vectors):
+    row = make_rows(["a/one.jpg"])[0]
+    twin = replace(row, path="b/two.jpg", label="b")
+    fill(engine, [row, twin], np.repeat(random_vectors(1), 2, axis=0))
+    assert engine.count() == 2
+    assert {r.label for r in engine.catalogue().values()} == {"a", "b"}
+
+
+def test_pages_walk_through_everything_once(engine, fill, make_rows, random_vectors):
+    fill(engine, make_rows(NAMES), random_vectors(60))
+    seen, after = [], -1
+    while page := engine.page(after=after, limit=17):
+        assert len(page) <= 17
+        seen += page
+        after = page[-1].id
+    assert sorted(row.path for row in seen) == sorted(NAMES)
+    assert [row.id for row in seen] == sorted(row.id for row in seen)
+    assert {row.label for row in engine.page(limit=100, label="class2")} == {"class2"}
+    assert len(engine.page(limit=100, label="class2")) == 15
+    assert {row.path for row in engine.page(limit=100, text="image00")} == {
+        n for n in NAMES if "image00" in n
+    }
+    assert engine.page(limit=100, text="%") == []
+    assert engine.labels() == [f"class{i}" for i in range(4)]
+    assert engine.labels("SS3") == ["class3"]
+
+
+def test_an_empty_index_answers(engine, fill, random_vectors, meta):
+    with engine.update(16, "model-a") as update:
+        update.finish([], meta, None)
+    assert engine.count() == 0
+    assert engine.search(random_vectors(2), 5).ids.shape == (2, 0)
+    assert engine.page() == [] and engine.labels() == [] and list(engine.scan()) == []
+
+
+def test_asking_for_more_than_there_is(engine, fill, make_rows, random_vectors):
+    fill(engine, make_rows(NAMES[:3]), random_vectors(3))
+    assert engine.search(random_vectors(1, seed=4), 50).ids.shape == (1, 3)
+
+
+def test_meta_can_be_changed(engine, fill, address, make_rows, random_vectors, meta):
+    fill(engine, make_rows(NAMES[:3]), random_vectors(3))
+    engine.change_meta({"threshold": {"similarity": 0.5}})
+    engine.close()
+    again = open_engine(address)
+    assert again.meta()["threshold"] == {"similarity": 0.5}
+    assert again.meta()["model"] == meta["model"] and again.count() == 3
+    again.close()
+
+
+def test_what_was_put_survives_when_the_update_is_abandoned(engine, fill, make_rows, random_vectors, meta):
+    rows, vectors = make_rows(NAMES), random_vectors(60)
+    with pytest.raises(RuntimeError, match="killed"), engine.update(16, "model-a") as update:
+        update.put(rows[:25], vectors[:25])
+        raise RuntimeError("killed")
+    with engine.update(16, "model-a") as update:
+        assert {row.content for row in rows[:25]} <= update.stored()
+        update.put(rows[25:], vectors[25:])
+        update.finish(rows, meta, None)
+    catalogue = engine.catalogue()
+    np.testing.assert_array_equal(engine.vectors([catalogue[name].id for name in NAMES]), vectors)
+
+
+def test_there_is_no_index_before_one_is_built(engine):
+    assert engine.meta() is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ("http://127.0.0.1:1", "unknown kind of index 'http'"),
+        ("milvus:", "names no place"),
+        ("milvus:somewhere", "ends in .db"),
+        ("milvus:a.db#no-hyphen", "letters, digits and underscores"),
+    ],
+)
+def test_addresses_that_make_no_sense(wrong, reason):
+    with pytest.raises(InputError, match=reason):
+        open_engine(wrong)
+
+
+def test_vectors_without_direction_are_refused():
+    with pytest.raises(InputError, match="vector 1 is zero or not finite"):
+        unit_vectors([[1.0, 0.0], [0.0, 0.0]])
+    with pytest.raises(InputError, match="3 dimensions but the index has 2"):
+        unit_vectors([[1.0, 0.0, 0.0]], dim=2)
