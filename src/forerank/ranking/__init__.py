@@ -1,1 +1,1 @@
-""""""
+"""How many stand before an item: soft (differentiable, for training) and hard (exact, for evaluation)."""

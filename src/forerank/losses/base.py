@@ -1,0 +1,219 @@
+"""What all ranking losses share: checking the batch, finding its classes, and calling the counting core."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forerank.errors import InputError
+from forerank.losses.gather import gather_rows, sum_over_processes, world_size
+from forerank.ranking.classes import ClassColumns
+from forerank.ranking.soft import CountSettings, LinearTail, ranked_loss
+
+Labels = Tensor | Sequence[Any]
+
+
+class RankingLoss(nn.Module):
+    """A penalty on what stands before each positive; subclasses say which.
+
+    Embeddings are normalised inside, and counted in float32 (float64 if they are), also under autocast. A
+    query is not its own positive, a query without positives is left out of the mean, and a batch with none
+    gives a zero that can be differentiated. NaN or infinity in the embeddings gives a NaN loss, as a
+    gradient scaler expects; nothing is refused or hidden.
+
+    Args:
+        temperature: of the sigmoid that softens "stands before".
+        count_self: count each query as its own positive, as the code of the papers' authors does.
+        linear_tail: let negatives beyond a gap be pulled along a line; True for the defaults of `LinearTail`.
+        gather: with several processes, rank the batches of all of them together. Loss, and the model's
+        gradient
+            under `DistributedDataParallel`, are those of one process with the joint batch.
+        chunk_size: queries taken at a time; None chooses by memory. It changes memory and speed, not the
+        result.
+    """
+
+    positives = "none"  # how other positives before a positive are counted: "none", "soft", "hard"
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.01,
+        count_self: bool = False,
+        linear_tail: LinearTail | bool | None = None,
+        gather: bool = False,
+        chunk_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if not temperature > 0 or not math.isfinite(temperature):
+            raise InputError(f"temperature must be a positive number, not {temperature!r}.")
+        if chunk_size is not None and chunk_size < 1:
+            raise InputError(f"chunk_size must be at least 1 query, or None, not {chunk_size!r}.")
+        self.temperature = float(temperature)
+        self.count_self = bool(count_self)
+        self.linear_tail = LinearTail() if linear_tail is True else (linear_tail or None)
+        self.gather = bool(gather)
+        self.chunk_size = chunk_size
+
+    def penalty(
+        self, negatives: Tensor, positives: Tensor, number: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The cost of each positive and its derivatives in both counts; see `forerank.ranking.soft.Penalty`."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Labels,
+        indices_tuple: Any = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Labels | None = None,
+    ) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            embeddings: (N, D), the queries. Without references they are also what is ranked.
+            labels: (N,) integers, or any sequence of hashable labels.
+            indices_tuple: must be None; it is here because callers of pytorch-metric-learning pass it.
+            ref_emb: (M, D) items to rank instead of the batch. They are other images than the queries, unless
+                it is the very same tensor as `embeddings`, which means the same as None.
+            ref_labels: (M,) labels of the references.
+
+        Returns:
+            A scalar in float32, or float64 for float64 embeddings.
+        """
+        if indices_tuple is not None:
+            raise InputError(
+                f"{type(self).__name__} ranks all positives against all negatives: indices_tuple must be None."
+            )
+        if ref_emb is embeddings:
+            ref_emb = None
+        elif (ref_emb is None) != (ref_labels is None):
+            raise InputError("ref_emb and ref_labels go together: give both or neither.")
+        loss: Tensor = self.rank(embeddings, labels, ref_emb, ref_labels, rank_batch=ref_emb is None)
+        return loss
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def rank(
+        self,
+        embeddings: Tensor,
+        labels: Labels,
+        references: Tensor | None = None,
+        reference_labels: Labels | None = None,
+        *,
+        rank_batch: bool = True,
+        gather_references: bool = True,
+    ) -> Tensor:
+        """The loss where the batch (if `rank_batch`) and references (if given) are ranked together.
+
+        With `gather`, every process brings its own part of the references too, unless `gather_references` is
+        False because all of them hold the same.
+        """
+        labels, reference_labels = check_batch(embeddings, labels, references, reference_labels)
+        mine = slice(None)
+        shared = self.gather and world_size() > 1
+        if shared:
+            embeddings, mine = gather_rows(
+                embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+            )
+            labels, _ = gather_rows(integer_labels(labels, embeddings.device))
+            if references is not None and gather_references:
+                references, _ = gather_rows(references)
+                reference_labels, _ = gather_rows(integer_labels(reference_labels, embeddings.device))
+        codes, reference_codes = class_codes(labels, reference_labels, embeddings.device)
+        ranked_codes = torch.cat([codes, reference_codes]) if rank_batch else reference_codes
+        classes = ClassColumns.build(
+            codes,
+            ranked_codes,
+            own_columns=torch.arange(len(codes), device=codes.device) if rank_batch else None,
+            count_self=self.count_self,
+            keep=mine,
+        )
+        settings = CountSettings(self.temperature, self.linear_tail, self.positives, self.chunk_size)
+        loss = ranked_loss(
+            embeddings, classes, self.penalty, settings, references=references, rank_batch=rank_batch
+        )
+        return sum_over_processes(loss) if shared else loss
+
+    def extra_repr(self) -> str:
+        settings: dict[str, object] = {
+            "temperature": self.temperature,
+            "count_self": self.count_self,
+            "gather": self.gather,
+        }
+        if self.linear_tail:
+            settings["linear_tail"] = self.linear_tail
+        return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def check_batch(
+    embeddings: Tensor, labels: Any, references: Tensor | None, reference_labels: Any
+) -> tuple[Any, Any]:
+    """The labels of the batch and of the references, checked: int64 tensors, or lists of hashable values."""
+    check_embeddings("embeddings", embeddings)
+    labels = check_labels("labels", labels, len(embeddings))
+    if references is None:
+        return labels, []
+    check_embeddings("ref_emb", references)
+    if references.shape[1] != embeddings.shape[1]:
+        raise InputError(
+            f"embeddings have {embeddings.shape[1]} dimensions but ref_emb has {references.shape[1]}: "
+            "they must agree."
+        )
+    return labels, check_labels("ref_labels", reference_labels, len(references))
+
+
+def check_embeddings(name: str, value: Any) -> None:
+    """Embeddings are a floating-point tensor (N, D) with D >= 1, or an error says what they are."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch tensor (N, D), not {type(value).__name__}.")
+    if not value.dtype.is_floating_point:
+        raise TypeError(f"{name} must be floating point, not {value.dtype}.")
+    if value.ndim != 2 or value.shape[1] == 0:
+        raise InputError(f"{name} must be 2-D, (N, D), not of shape {tuple(value.shape)}.")
+
+
+def check_labels(name: str, labels: Any, count: int) -> Any:
+    """One discrete label for each of `count` embeddings: an int64 tensor, or a list of hashable values."""
+    if labels is None:
+        raise InputError(f"{name} are missing: give one for each of the {count} embeddings.")
+    if not isinstance(labels, Tensor):
+        labels = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+        if all(isinstance(label, int) for label in labels):
+            labels = torch.tensor(labels, dtype=torch.int64)
+    if isinstance(labels, Tensor):
+        if labels.ndim != 1:
+            raise InputError(f"{name} must be 1-D, (N,), not of shape {tuple(labels.shape)}.")
+        fractional = labels.dtype.is_floating_point or labels.dtype.is_complex
+    else:
+        fractional = any(isinstance(label, float) for label in labels)
+    if fractional:
+        raise TypeError(f"{name} must be integers or other discrete values, not floating point.")
+    if len(labels) != count:
+        raise InputError(f"there are {count} embeddings but {len(labels)} {name}: give one for each.")
+    return labels.detach().long() if isinstance(labels, Tensor) else labels
+
+
+def integer_labels(labels: Any, device: torch.device) -> Tensor:
+    """Labels that mean the same in every process."""
+    if not isinstance(labels, Tensor):
+        raise TypeError("labels must be integers where several processes gather their batches.")
+    return labels.to(device)
+
+
+def class_codes(labels: Any, reference_labels: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Labels of the batch and of the references as codes 0..K-1, int64.
+
+    >>> class_codes(["owl", "jay"], ["jay"], torch.device("cpu"))
+    (tensor([0, 1]), tensor([1]))
+    """
+    both = (labels, reference_labels)
+    if all(isinstance(part, Tensor) or len(part) == 0 for part in both):
+        joint = torch.cat([torch.as_tensor(part, dtype=torch.int64).to(device) for part in both])
+        codes = torch.unique(joint, return_inverse=True)[1]
+    else:
+        known: dict[Any, int] = {}
+        values = [label for part in both for label in (part.tolist() if isinstance(part, Tensor) else part)]
+        codes = torch.tensor([known.setdefault(value, len(known)) for value in values], device=device)
+    return codes[: len(labels)], codes[len(labels) :]

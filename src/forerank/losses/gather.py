@@ -1,0 +1,71 @@
+"""Several processes as one: gathering a batch, and gradients that come out as if one process had held it all.
+
+Each process ranks its own queries against everyone's items: the work is shared, not repeated. What others'
+queries say about an item comes home in the backward pass.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def world_size() -> int:
+    """How many processes share the work; 1 where there is no process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def gather_rows(rows: Tensor) -> tuple[Tensor, slice]:
+    """The rows (N, ...) of all processes in order of rank, and where ours are. N may differ, and may be zero.
+
+    The gradient of our rows is the sum of what all processes make of them.
+    """
+    sizes = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world_size())]
+    dist.all_gather(sizes, torch.tensor([len(rows)], device=rows.device))
+    counts = [int(size) for size in sizes]
+    begin = sum(counts[: dist.get_rank()])
+    everyone: Tensor = _GatherRows.apply(rows, counts, begin)  # type: ignore[no-untyped-call]
+    return everyone, slice(begin, begin + len(rows))
+
+
+def sum_over_processes(loss: Tensor) -> Tensor:
+    """The sum of every process's share of a loss.
+
+    Its gradient is multiplied by the number of processes, because `DistributedDataParallel` divides by it.
+    """
+    total: Tensor = _SumOverProcesses.apply(loss)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, counts: list[int], begin: int) -> Tensor:
+        ctx.mine = slice(begin, begin + len(rows))
+        # Collectives want equal shapes: short batches are padded to the longest and cut again.
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad = grad.contiguous().clone()
+        dist.all_reduce(grad)
+        return grad[ctx.mine], None, None
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor) -> Tensor:
+        total = loss.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * world_size()
