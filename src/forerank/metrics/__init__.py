@@ -1,1 +1,15 @@
-""""""
+"""Hard ranks -> numbers to report: recall, average precision, clustering and distance figures."""
+
+from forerank.metrics.clustering import kmeans, normalized_mutual_information
+from forerank.metrics.distances import class_distances
+from forerank.metrics.evaluation import evaluate
+from forerank.metrics.result import Evaluation, PerQuery
+
+__all__ = [
+    "Evaluation",
+    "PerQuery",
+    "class_distances",
+    "evaluate",
+    "kmeans",
+    "normalized_mutual_information",
+]

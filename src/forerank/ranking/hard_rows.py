@@ -1,0 +1,115 @@
+"""Unit vectors read block by block from whatever holds the embeddings: an array, a tensor, a file on disk."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forerank.errors import InputError
+
+Embeddings: TypeAlias = NDArray[np.floating] | Tensor
+Index: TypeAlias = slice | NDArray[np.int64]
+
+# Rows read at a time where the whole would not fit: 2,048 x 512 in float64 is 8 MiB.
+BLOCK_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class UnitRows:
+    """The embeddings (N, D) divided by their length in float64; nothing of that size is kept.
+
+    The similarity of two rows is the float64 dot product of their unit vectors: the one definition
+    that every count in this package answers to, whatever precision did the screening.
+    """
+
+    source: Embeddings
+    length: Tensor  # (N,) float64, on the CPU
+    device: torch.device
+
+    def __len__(self) -> int:
+        return self.length.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """Width D of an embedding."""
+        return int(self.source.shape[1])
+
+    def float64(self, index: Index) -> Tensor:
+        """Unit vectors (len(index), D) in float64."""
+        return _read(self.source, index, self.device) / self.length[index].to(self.device)[:, None]
+
+    def float32(self, index: Index) -> Tensor:
+        """Unit vectors (len(index), D), rounded once to float32, converted in small blocks."""
+        rows = np.arange(len(self), dtype=np.int64)[index] if isinstance(index, slice) else index
+        unit = torch.empty(len(rows), self.dim, dtype=torch.float32, device=self.device)
+        for start, stop in blocks(len(rows), self.dim):
+            unit[start:stop] = self.float64(rows[start:stop])
+        return unit
+
+
+def unit_rows(embeddings: Embeddings, device: torch.device | str | None = None) -> UnitRows:
+    """Measure every row once, refusing what has no direction.
+
+    >>> rows = unit_rows(np.array([[3.0, 4.0], [0.0, 2.0]]))
+    >>> rows.float64(slice(0, 2)).tolist()
+    [[0.6, 0.8], [0.0, 1.0]]
+    """
+    if not isinstance(embeddings, np.ndarray | Tensor):
+        embeddings = np.asarray(embeddings)
+    if embeddings.ndim != 2:
+        raise InputError(
+            f"embeddings must be a matrix (images, dimensions), not of shape {tuple(embeddings.shape)}."
+        )
+    if isinstance(embeddings, Tensor):
+        embeddings = embeddings.detach()
+        floating = embeddings.is_floating_point()
+    else:
+        floating = np.issubdtype(embeddings.dtype, np.floating)
+        if np.issubdtype(embeddings.dtype, np.integer):
+            embeddings, floating = embeddings.astype(np.float32), True
+    if not floating:
+        raise InputError(f"embeddings must be real numbers, not {embeddings.dtype}.")
+    if device is None:
+        device = embeddings.device if isinstance(embeddings, Tensor) else "cpu"
+    place = torch.device(device)
+
+    count, dim = embeddings.shape
+    if dim == 0 or count == 0:
+        raise InputError(f"embeddings are empty: shape {tuple(embeddings.shape)}.")
+    length = torch.empty(count, dtype=torch.float64)
+    for start, stop in blocks(count, dim):
+        length[start:stop] = torch.linalg.vector_norm(
+            _read(embeddings, slice(start, stop), place), dim=1
+        ).cpu()
+    bad = torch.nonzero(~torch.isfinite(length)).flatten()
+    if len(bad):
+        raise InputError(
+            f"{len(bad)} of {count} embeddings hold NaN or infinity, the first is row {int(bad[0])}: "
+            "leave those rows out or embed those images again."
+        )
+    bad = torch.nonzero(length == 0).flatten()
+    if len(bad):
+        raise InputError(
+            f"{len(bad)} of {count} embeddings are zero vectors, which have no direction to compare; "
+            f"the first is row {int(bad[0])}: leave those rows out."
+        )
+    return UnitRows(embeddings, length, place)
+
+
+def blocks(count: int, dim: int) -> list[tuple[int, int]]:
+    """(start, stop) of consecutive blocks of rows, each about a million numbers."""
+    step = max(1, BLOCK_ELEMENTS // dim)
+    return [(start, min(count, start + step)) for start in range(0, count, step)]
+
+
+def _read(source: Embeddings, index: Index, device: torch.device) -> Tensor:
+    if isinstance(source, Tensor):
+        chosen = (
+            source[index] if isinstance(index, slice) else source[torch.from_numpy(index).to(source.device)]
+        )
+        return chosen.to(device=device, dtype=torch.float64)
+    # A copy in float64: never a view of a file that is open for reading only.
+    return torch.from_numpy(np.array(source[index], dtype=np.float64)).to(device)
