@@ -104,6 +104,8 @@ class ImageDataset(Dataset[Item | None]):
         if box is None:
             return image
         x1, y1, x2, y2 = (int(v) for v in box[index])
+        if not (x1 or y1 or x2 or y2):
+            return image
         if not (0 <= x1 < x2 <= image.width and 0 <= y1 < y2 <= image.height):
             raise BadImageError(
                 self._files[index],

@@ -40,7 +40,8 @@ class Table:
         category: (N,) super category, or None.
         sequence: (N,) camera or sequence of each image (re-identification: an image taken by the
             query's own camera may have to be ignored), or None.
-        box: (N, 4) int32 bounding box x1, y1, x2, y2 in pixels of the upright image, or None.
+        box: (N, 4) int32 bounding box x1, y1, x2, y2 in pixels of the upright image (four
+            zeros: the whole image), or None.
         notes: what a reader wants said about the set (for instance counts that differ from the paper's).
 
     >>> table = Table(["a/1.jpg", "a/2.jpg", "b/3.jpg"], ["a", "a", "b"], ["train", "train", "test"])
@@ -53,8 +54,8 @@ class Table:
     split: Strings
     root: Path = Path()
     name: str = "table"
-    is_query: Bools | None = None  # always an array once built; None means "all True"
-    is_gallery: Bools | None = None
+    is_query: Bools = None  # type: ignore[assignment]  # None when built means True everywhere
+    is_gallery: Bools = None  # type: ignore[assignment]
     category: Strings | None = None
     sequence: Strings | None = None
     box: NDArray[np.int32] | None = None
@@ -153,12 +154,12 @@ class Table:
         if not file.is_file():
             raise InputError(f"no CSV file at {file}")
         try:
-            with file.open(newline="", encoding="utf-8-sig") as lines:
+            with file.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
                 reader = csv.DictReader(lines)
                 header = [name or "" for name in reader.fieldnames or []]
                 rows = list(reader)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise InputError(f"{file} is not a CSV file in UTF-8: {error}") from error
+        except csv.Error as error:
+            raise InputError(f"{file} is not a CSV file: {error}") from error
         missing = [name for name in REQUIRED_COLUMNS if name not in header]
         if missing:
             raise InputError(
@@ -186,9 +187,11 @@ class Table:
         box = None
         if all(name in header for name in BOX_COLUMNS) and text("x_1") is not None:
             try:
-                box = [[int(float(row[name])) for name in BOX_COLUMNS] for row in rows]
-            except (ValueError, TypeError) as error:
-                raise InputError(f"{file}: the box columns must be numbers in every row ({error})") from error
+                box = [[_pixel(row[name]) for name in BOX_COLUMNS] for row in rows]
+            except ValueError as error:
+                raise InputError(
+                    f"{file}: the box columns must be whole numbers or empty ({error})"
+                ) from error
         return cls(
             path=np.array([row["path"].strip().replace("\\", "/") for row in rows]),
             label=np.array([row["label"].strip() for row in rows]),
@@ -230,7 +233,7 @@ class Table:
         rows = zip(*(column[keep] for column in columns.values()), strict=True)
         file = Path(file)
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("w", newline="", encoding="utf-8") as out:
+        with file.open("w", newline="", encoding="utf-8", errors="surrogateescape") as out:
             writer = csv.writer(out, lineterminator="\n")
             writer.writerow(columns)
             writer.writerows(rows)
@@ -238,6 +241,11 @@ class Table:
 
 def _array(values: Any, dtype: Any) -> Any:
     return None if values is None else np.array(values, dtype=dtype)
+
+
+def _pixel(value: str | None) -> int:
+    text = (value or "").strip()
+    return 0 if text.lower() in UNSTATED else int(float(text))
 
 
 def _flag(value: str, column: str, file: Path, line: int) -> bool:

@@ -1,0 +1,52 @@
+"""iNaturalist 2018 for retrieval: 5,690 species train, 2,452 others test (Smooth-AP's lists)."""
+
+from pathlib import Path
+
+import numpy as np
+
+from forerank.data.lists import find_root, read_rows
+from forerank.data.table import Table
+from forerank.errors import InputError
+
+TITLE = "iNaturalist 2018"
+LISTS = {"train": "Inaturalist_train_set1.txt", "test": "Inaturalist_test_set1.txt"}
+# The lists are not part of iNaturalist; the authors of Smooth-AP hand them out from their repository's page.
+SOURCE_OF_LISTS = (
+    "the two lists come from github.com/Andrew-Brown1/Smooth_AP (section Data): "
+    "unpack Inat_dataset_splits beside train_val2018"
+)
+
+
+def recognise(root: Path) -> bool:
+    """Whether a folder has this layout."""
+    return any((folder / LISTS["train"]).is_file() for folder in (root, root / "Inat_dataset_splits"))
+
+
+def read(root: Path) -> Table:
+    """Read the two lists, lines like `train_val2018/Plantae/7477/3b60.jpg`; a class is "Plantae/7477"."""
+    try:
+        found = find_root(
+            root, [f"Inat_dataset_splits/{LISTS['train']}", LISTS["train"]], ["Inaturalist"], TITLE
+        )
+    except InputError as error:
+        raise InputError(f"{error} ({SOURCE_OF_LISTS})") from None
+    folder = found / "Inat_dataset_splits" if (found / "Inat_dataset_splits").is_dir() else found
+    path, split = [], []
+    for part, name in LISTS.items():
+        lines = [row[0] for row in read_rows(folder / name, TITLE, columns=1)]
+        path += lines
+        split += [part] * len(lines)
+    parts = [p.split("/") for p in path]
+    for line, words in zip(path, parts, strict=True):
+        if len(words) < 3:
+            raise InputError(
+                f"{TITLE}: {line!r} in {folder} is not of the form train_val2018/super category/class/file"
+            )
+    return Table(
+        path=np.array(path),
+        label=np.array([f"{words[-3]}/{words[-2]}" for words in parts]),
+        split=np.array(split),
+        category=np.array([words[-3] for words in parts]),
+        root=found,
+        name="inaturalist",
+    )
