@@ -1,4 +1,4 @@
-"""Small charts as inline SVG: crisp at any size, coloured by the page's CSS variables, readable without colour.
+"""Small charts as inline SVG: crisp at any size, coloured by the page's CSS, readable without colour.
 
 Every function returns an HTML string. Text from callers is escaped here, so labels may be user data. No
 namespace address is written: inside HTML none is needed, and the page stays free of outside addresses.
@@ -61,6 +61,14 @@ def percent(value: float) -> str:
     '60.4'
     """
     return f"{100 * value:.1f}"
+
+
+def whole_percent(value: float) -> str:
+    """
+    >>> whole_percent(0.25), whole_percent(0.125)
+    ('25', '12.5')
+    """
+    return f"{100 * value:.4g}"
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -161,7 +169,7 @@ def bars(
     *,
     x_label: str,
     y_label: str,
-    y_format: Format = percent,
+    y_format: Format = whole_percent,
 ) -> str:
     """Grouped bars: one group of neighbours for each name."""
     top = max((max(values) for values in groups.values()), default=0.0)
@@ -194,7 +202,8 @@ def intervals(title: str, rows: Sequence[Interval], *, value_format: Format = pe
     grid = ticks(low, high, 5)
     parts = [
         f'<line class="grid" x1="{place(t):.1f}" x2="{place(t):.1f}" y1="4" y2="{height - 26}"/>'
-        f'<text class="tick" x="{place(t):.1f}" y="{height - 8}" text-anchor="middle">{value_format(t)}</text>'
+        f'<text class="tick" x="{place(t):.1f}" y="{height - 8}" text-anchor="middle">'
+        f"{whole_percent(t)}</text>"
         for t in grid
     ]
     for i, row in enumerate(rows):
@@ -206,7 +215,8 @@ def intervals(title: str, rows: Sequence[Interval], *, value_format: Format = pe
             a, b = place(row.low), place(row.high)
             spread = f", {value_format(row.low)} to {value_format(row.high)}"
             parts.append(
-                f'<path class="line {row.style}" d="M{a:.1f} {y}H{b:.1f}M{a:.1f} {y - 5}v10M{b:.1f} {y - 5}v10"/>'
+                f'<path class="line {row.style}" '
+                f'd="M{a:.1f} {y}H{b:.1f}M{a:.1f} {y - 5}v10M{b:.1f} {y - 5}v10"/>'
             )
         parts.append(
             f'<circle class="dot {row.style}" cx="{x:.1f}" cy="{y}" r="4.5">'
@@ -224,14 +234,16 @@ def _figure(title: str, parts: Sequence[str], legend: Sequence[tuple[str, str]],
     shown = f'<div class="legend">{keys}</div>' if len(legend) > 1 else ""
     return (
         f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{shown}'
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg></figure>'
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+        "</figure>"
     )
 
 
 def _y_axis(values: Sequence[float], place: Callable[[float], float], shown: Format, label: str) -> str:
     lines = [
         f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{place(v):.1f}" y2="{place(v):.1f}"/>'
-        f'<text class="tick" x="{_LEFT - 7}" y="{place(v) + 4:.1f}" text-anchor="end">{escape(shown(v))}</text>'
+        f'<text class="tick" x="{_LEFT - 7}" y="{place(v) + 4:.1f}" text-anchor="end">'
+        f"{escape(shown(v))}</text>"
         for v in values
     ]
     middle = (HEIGHT - _BOTTOM + _TOP) / 2

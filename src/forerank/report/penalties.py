@@ -1,11 +1,10 @@
 """What each negative of a ranked list is charged: the arrows of the paper's second figure, as numbers.
 
-A positive i with R_i negatives before it charges each of them f'(R_i), where f' is the derivative of the loss.
-A negative therefore pays the sum over the positives after it: the more positives it holds back, the more.
+A positive i with R_i negatives before it charges each of them f'(R_i), where f' is the loss's derivative. A
+negative therefore pays the sum over the positives after it: the more positives it holds back, the more.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,31 +14,30 @@ from forerank.errors import InputError, unknown
 Floats = NDArray[np.float64]
 Derivative = Callable[[Floats, Floats], Floats]
 
-# f'(R): what one positive with R negatives (and P positives) before it charges each of those negatives.
-_DERIVATIVES: dict[str, Callable[..., Any]] = {
-    "O": lambda R, P, alpha, b: np.ones_like(R),
-    "Iu": lambda R, P, alpha, b: 1 + np.log1p(R),
-    "Iu_exact": lambda R, P, alpha, b: np.log1p(R),
-    "Ib": lambda R, P, alpha, b: R / (1 + b * R),
-    "Ds": lambda R, P, alpha, b: 1 / (1 + R),
-    "Dq": lambda R, P, alpha, b: alpha * np.exp(-(alpha + 1) * np.log1p(R)),
-    "AP": lambda R, P, alpha, b: (1 + P) / (1 + P + R) ** 2,
-}
-VARIANTS = tuple(_DERIVATIVES)
+VARIANTS = ("O", "Iu", "Iu_exact", "Ib", "Ds", "Dq", "AP")
 
 
 def derivative(variant: str = "Dq", *, alpha: float = 4.0, b: float = 2.0) -> Derivative:
-    """The derivative f'(R, P) of a loss by the variant's name.
+    """The derivative f'(R, P) of one of our losses by its name ("AP" is Smooth-AP), on arrays.
 
-    R counts the negatives and P the positives before a positive; only "AP" (Smooth-AP) looks at P.
+    R counts the negatives and P the positives before a positive; only "AP" looks at P.
 
     >>> float(derivative("Dq", alpha=4)(np.array(1.0), np.array(0.0)))
     0.125
     """
-    if variant not in _DERIVATIVES:
+    if variant not in VARIANTS:
         raise unknown("loss variant", variant, VARIANTS)
-    formula = _DERIVATIVES[variant]
-    return lambda R, P: np.asarray(formula(R, P, alpha, b), dtype=np.float64)
+    import torch
+
+    from forerank.losses import PNPLoss, SmoothAPLoss
+
+    loss = SmoothAPLoss() if variant == "AP" else PNPLoss(variant, alpha=alpha, b=b)
+
+    def slope(negatives: Floats, positives: Floats) -> Floats:
+        before, same = (torch.as_tensor(np.asarray(x, dtype=np.float64)) for x in (negatives, positives))
+        return np.asarray(loss.penalty(before, same, torch.ones(()))[1].numpy(), dtype=np.float64)
+
+    return slope
 
 
 def positive_charges(

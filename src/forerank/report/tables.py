@@ -5,6 +5,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from numbers import Integral, Real
 
 from forerank.errors import InputError
 
@@ -58,7 +59,7 @@ class ResultTable:
         digits: int = 1,
         notes: Sequence[str] = (),
     ) -> "ResultTable":
-        """Published, measured and their difference for every column; rows in the published order, then ours."""
+        """Published, measured and their difference for every column; published rows first, then ours."""
         header = [name]
         for column in columns:
             header += [f"{column} published", f"{column} measured", f"{column} difference"]
@@ -120,9 +121,9 @@ class ResultTable:
 
 
 def _shown(cell: Cell, digits: int, signed: bool) -> str:
-    if cell is None or (isinstance(cell, float) and cell != cell):
+    if cell is None or cell != cell:
         return "–"
-    if isinstance(cell, float):
+    if isinstance(cell, Real) and not isinstance(cell, Integral):  # numpy's numbers too
         text = f"{cell:+.{digits}f}" if signed else f"{cell:.{digits}f}"
         return text.replace("-", "−")
     return str(cell)

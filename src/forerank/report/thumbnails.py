@@ -4,9 +4,13 @@ import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MOST_BYTES = 3_500_000  # of base64 text in one page: it stays easy to mail and quick to open
 
@@ -43,7 +47,8 @@ class Thumbnails:
     def __call__(self, row: int) -> str | None:
         """The address of an image, or None when it cannot be read or the budget is spent."""
         if row not in self._made:
-            box = None if self.boxes is None else tuple(int(v) for v in self.boxes[row])
+            x1, y1, x2, y2 = (0, 0, 0, 0) if self.boxes is None else (int(v) for v in self.boxes[row])
+            box = (x1, y1, x2, y2) if x2 > x1 and y2 > y1 else None
             self._made[row] = data_address(self.files[row], self.side, box)
         address = self._made[row]
         if address is not None and len(address) > self.left:
@@ -53,34 +58,29 @@ class Thumbnails:
         return address
 
 
-def data_address(file: Path, side: int = 144, box: tuple[int, ...] | None = None) -> str | None:
+def data_address(file: Path, side: int = 144, box: tuple[int, int, int, int] | None = None) -> str | None:
     """An image file as a `data:` address no larger than `side` pixels, or None when it cannot be read."""
-    from PIL import Image, ImageOps
+    from PIL import Image
+
+    from forerank.data.decode import BadImageError, read_image
 
     try:
-        with Image.open(file) as image:
-            if box is None:
-                image.draft("RGB", (2 * side, 2 * side))  # lets JPEG decode at a fraction of its size
-            picture = ImageOps.exif_transpose(image)
-            picture = picture.convert("RGBA" if "A" in picture.getbands() else "RGB")
-            if box is not None:
-                picture = picture.crop(box)  # type: ignore[arg-type]
-            picture.thumbnail((side, side), Image.Resampling.LANCZOS)
-            if picture.mode == "RGBA":
-                ground = Image.new("RGB", picture.size, "white")
-                ground.paste(picture, mask=picture.getchannel("A"))
-                picture = ground
-            return encode(picture)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        # A box is in pixels of the full picture, so a boxed picture is decoded whole.
+        picture = read_image(file, shrink_to=side if box is None else None)
+    except (BadImageError, OSError):
         return None  # a report about a run must not fail for one unreadable picture
+    if box is not None:
+        picture = picture.crop(box)
+    picture.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return encoded(picture)
 
 
-def encode(picture: "Image") -> str:  # type: ignore[name-defined]  # noqa: F821
-    """The shorter of a lossless (drawings, glyphs) and a lossy (photographs) encoding."""
+def encoded(picture: "Image.Image") -> str:
+    """The shorter of a lossless (drawings, glyphs) and a lossy (photographs) encoding, as an address."""
     written = []
-    for kind, options in (("PNG", {"optimize": True}), ("JPEG", {"quality": 78, "optimize": True})):
+    for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 78, "optimize": True})):
         out = io.BytesIO()
         picture.save(out, kind, **options)
-        written.append((len(out.getvalue()), f"image/{kind.lower()}", out.getvalue()))
-    _, kind, data = min(written, key=lambda one: one[0])
-    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"
+        written.append((kind, out.getvalue()))
+    kind, data = min(written, key=lambda one: len(one[1]))
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -6,7 +6,7 @@ excluded by identity (its row number), not by being first, so duplicates of the 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,6 +44,7 @@ class Survey:
         query: (Q,) row of each query that has at least one positive.
         positives: (Q,) number of its positives in the gallery.
         first_rank: (Q,) negatives standing before its first positive; 0 means Recall@1 counts it.
+        first_positive: (Q,) row of that first positive.
         average_precision: (Q,) its AP. Ties count against the query (a negative as similar stands before).
         edges: (B + 1,) edges of the similarity histograms.
         positive_counts, negative_counts: (B,) pairs of the surveyed queries in each bin.
@@ -52,6 +53,7 @@ class Survey:
     query: Ints
     positives: Ints
     first_rank: Ints
+    first_positive: Ints
     average_precision: NDArray[np.float64]
     edges: NDArray[np.float64]
     positive_counts: Ints
@@ -140,6 +142,7 @@ def survey(
     negative_counts = np.zeros(bins, dtype=np.int64)
     positives = np.zeros(len(query), dtype=np.int64)
     first_rank = np.full(len(query), -1, dtype=np.int64)
+    first_positive = np.full(len(query), -1, dtype=np.int64)
     average_precision = np.full(len(query), np.nan)
     for rows, similarities in _similarities(vectors, query, gallery):
         for row, line in zip(range(rows.start, rows.stop), similarities, strict=True):
@@ -153,6 +156,7 @@ def survey(
             if len(near):
                 before = len(far) - np.searchsorted(far, near, side="left")  # (P,) negatives at least as near
                 first_rank[row] = before[0]
+                first_positive[row] = gallery[np.argmax(np.where(is_positive, line, -np.inf))]
                 hits = np.arange(1, len(near) + 1)
                 average_precision[row] = float(np.mean(hits / (hits + before)))
     kept = positives > 0
@@ -160,11 +164,43 @@ def survey(
         query[kept],
         positives[kept],
         first_rank[kept],
+        first_positive[kept],
         average_precision[kept],
         edges,
         positive_counts,
         negative_counts,
     )
+
+
+class Fares(Protocol):
+    """What is known of each query: a `Survey`, or the `per_query` figures of an evaluation."""
+
+    @property
+    def query(self) -> Ints: ...
+    @property
+    def first_rank(self) -> Ints: ...
+    @property
+    def average_precision(self) -> NDArray[np.float64]: ...
+
+
+def hardest(found: Fares, count: int) -> Ints:
+    """Rows into `found` of the queries that fare worst: deepest first positive, then lowest AP.
+
+    >>> one = survey(np.array([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6], [0.0, 1.0]]), ["a", "a", "b", "b"])
+    >>> one.query[hardest(one, 1)].tolist()
+    [1]
+    """
+    order: Ints = np.lexsort((found.query, found.average_precision, -found.first_rank))[:count]
+    return order
+
+
+def easiest(found: Survey, labels: ArrayLike, count: int) -> Ints:
+    """Rows into `found` of the queries that fare best, one a class: highest AP, then most positives."""
+    names = np.asarray(labels)[found.query]
+    order = np.lexsort((found.query, -found.positives, -found.average_precision))
+    _, first_of_class = np.unique(names[order], return_index=True)
+    best: Ints = order[np.sort(first_of_class)][:count]
+    return best
 
 
 def confused_pairs(
@@ -176,7 +212,9 @@ def confused_pairs(
     before: Literal["first", "any"] = "first",
     top: int = 10,
 ) -> list[ConfusedPair]:
-    """Which classes stand before the positives of which class, most often first.
+    """Which classes stand before the positives of which class: the pairs that most queries suffer from.
+
+    Pairs are ordered by the number of queries, then by count: one hopeless query must not lead the list.
 
     Args:
         embeddings, labels, query_ids, gallery_ids: as in `neighbours`.
@@ -202,7 +240,7 @@ def confused_pairs(
     asked = np.zeros(len(names), dtype=np.int64)
 
     def close(code: int) -> None:
-        largest = np.argsort(-counts, kind="stable")[:top]
+        largest = np.lexsort((-counts, -asked))[:top]
         found.extend((int(counts[o]), int(asked[o]), code, int(o)) for o in largest if counts[o])
         counts[:] = 0
         asked[:] = 0
@@ -220,7 +258,7 @@ def confused_pairs(
             asked += seen > 0
     if current >= 0:
         close(current)
-    found.sort(key=lambda pair: (-pair[0], pair[2], pair[3]))
+    found.sort(key=lambda pair: (-pair[1], -pair[0], pair[2], pair[3]))
     return [
         ConfusedPair(
             names[code].item(),
@@ -239,7 +277,7 @@ def _times_before(line: Floats, is_positive: NDArray[np.bool_], before: str) -> 
     if not len(near):
         return np.zeros(len(line), dtype=np.int64)
     if before == "first":
-        times = (line >= near[-1]).astype(np.int64)
+        times: Ints = (line >= near[-1]).astype(np.int64)
     else:
         times = np.searchsorted(near, line, side="right").astype(np.int64)
     times[is_positive] = 0
@@ -262,7 +300,8 @@ def _clearest(vectors: Floats, query: Ints, gallery: Ints, codes: Ints, other: i
 
 def _binned(similarities: Floats, bins: int) -> Ints:
     place = ((similarities + 1.0) * (bins / 2)).astype(np.int64)
-    return np.bincount(np.clip(place, 0, bins - 1), minlength=bins)
+    counts: Ints = np.bincount(np.clip(place, 0, bins - 1), minlength=bins)
+    return counts
 
 
 def _checked(

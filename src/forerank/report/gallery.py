@@ -1,0 +1,114 @@
+"""Ranked lists as pictures: green where right; red, dashed and crossed where wrong."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerank.report.nearest import ConfusedPair, Neighbours, Survey
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Where the pictures and names of the rows come from.
+
+    Args:
+        names: (N,) label of each row, as text to show.
+        paths: (N,) file of each row as text to show, or None.
+        address: row -> `data:` address, or None for a row without a picture.
+    """
+
+    names: NDArray[Any]
+    paths: NDArray[Any] | None
+    address: Callable[[int], str | None]
+
+    def frame(self, row: int, kind: str) -> str:
+        """The framed picture of a row; kind is "good", "bad" or "asks" (the query)."""
+        name = str(self.names[row])
+        path = f"row {row}" if self.paths is None else str(self.paths[row])
+        says = {"good": "same class", "bad": "another class", "asks": "query"}[kind]
+        address = self.address(row)
+        text = escape(f"{name} ({says}), {path}")
+        inside = f'<span class="none">{escape(path)}</span>'
+        if address is not None:
+            inside = f'<img src="{address}" alt="{text}" title="{text}">'
+        sign = {"good": "✓", "bad": "✕", "asks": "?"}[kind]
+        mark = "" if kind == "asks" else f'<span class="mark" aria-hidden="true">{sign}</span>'
+        shown = f'<div class="who" title="{text}">{_breakable(name)}</div>'
+        return f'<div class="picture">{inside}{mark}</div>{shown}'
+
+
+def query_card(pictures: Pictures, found: Neighbours, place: int, fares: Survey) -> str:
+    """The query at row `place` of both with its nearest images and, if not among them, its first positive."""
+    query = int(found.query[place])
+    items = [f'<li class="asks">{pictures.frame(query, "asks")}<div class="how">query</div></li>']
+    # A query with nothing right in the list gives up the last place for its first right image.
+    missed = not found.is_positive[place].any()
+    shown = found.index.shape[1] - missed
+    for rank in range(shown):
+        kind = "good" if found.is_positive[place, rank] else "bad"
+        how = f"{rank + 1} · {found.similarity[place, rank]:.3f}"
+        items.append(
+            f'<li class="{kind}">{pictures.frame(int(found.index[place, rank]), kind)}{_how(how)}</li>'
+        )
+    before = int(fares.first_rank[place])
+    if missed:
+        hidden = before - shown
+        gap = f"{hidden:,} more" if hidden > 0 else ""
+        items.append(f'<li class="gap"><span aria-hidden="true">⋯</span><br>{gap}</li>')
+        first = pictures.frame(int(fares.first_positive[place]), "good")
+        items.append(f'<li class="good">{first}{_how(f"rank {before + 1:,}")}</li>')
+    count = int(fares.positives[place])
+    wrong = "nothing wrong" if before == 0 else f"{before:,} wrong image{'s' * (before != 1)}"
+    facts = (
+        f"{wrong} before the first right one · "
+        f"average precision {100 * fares.average_precision[place]:.1f} · "
+        f"{count:,} right image{'s' * (count != 1)} to find"
+    )
+    label = escape(f"results for a query of class {pictures.names[query]}")
+    return (
+        f'<article class="query card"><h3>{escape(str(pictures.names[query]))}</h3>'
+        f'<p class="facts">{facts}</p>'
+        f'<ol class="ranked" tabindex="0" aria-label="{label}">{"".join(items)}</ol></article>'
+    )
+
+
+def pair_card(pictures: Pictures, pair: ConfusedPair) -> str:
+    """A class and the class that stands before its first right image, with the clearest example of it."""
+    asked = f"{pair.queries:,} quer{'y' if pair.queries == 1 else 'ies'}"
+    images = f"{pair.count:,} wrong image{'s' * (pair.count != 1)}"
+    return (
+        f'<article class="pair card"><div class="asks">{pictures.frame(pair.query, "asks")}</div>'
+        f'<div class="bad">{pictures.frame(pair.intruder, "bad")}</div>'
+        f"<p><b>{asked}</b>, {images} in all. Pictured: the clearest case, similarity "
+        f"{pair.similarity:.3f}.</p></article>"
+    )
+
+
+def _breakable(name: str) -> str:
+    """A name escaped, with places to break the line after its separators."""
+    return "".join(escape(c) + ("<wbr>" if c in "_-./" else "") for c in name)
+
+
+def _how(text: str) -> str:
+    return f'<div class="how">{escape(text)}</div>'
+
+
+_RANK_BINS = (0, 1, 2, 5, 10, 30, 100)
+
+
+def rank_bins(first_rank: NDArray[np.int64]) -> tuple[list[str], list[float]]:
+    """Shares of queries by the number of negatives before their first positive, in widening bins.
+
+    >>> rank_bins(np.array([0, 0, 1, 7]))
+    (['0', '1', '2–4', '5–9', '10–29', '30–99', '100+'], [0.5, 0.25, 0.0, 0.25, 0.0, 0.0, 0.0])
+    """
+    names, shares = [], []
+    for low, after in zip(_RANK_BINS, (*_RANK_BINS[1:], None), strict=True):
+        names.append(f"{low}+" if after is None else str(low) if after == low + 1 else f"{low}–{after - 1}")
+        inside = first_rank >= low if after is None else (first_rank >= low) & (first_rank < after)
+        shares.append(float(np.mean(inside)))
+    return names, shares

@@ -1,0 +1,143 @@
+"""The report of a run: one HTML file that needs nothing else, light or dark, on a phone or on paper."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from forerank.errors import InputError
+from forerank.report.retrieval import retrieval
+from forerank.report.summary import Section, headline, metrics, training
+from forerank.report.thumbnails import MOST_BYTES
+
+if TYPE_CHECKING:
+    from forerank.data import Table
+
+
+def write_report(
+    path: Path | str,
+    *,
+    title: str,
+    evaluations: Mapping[str, Any],
+    table: "Table | None" = None,
+    embeddings: ArrayLike | None = None,
+    labels: ArrayLike | None = None,
+    history: Sequence[Mapping[str, Any]] = (),
+    recipe: Mapping[str, Any] | None = None,
+    versions: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+    queries: int = 8,
+    thumbnail_bytes: int = MOST_BYTES,
+) -> Path:
+    """Write the page; it is whole or absent, whenever the process dies.
+
+    Args:
+        path: file to write; missing folders are made.
+        title: heading, for instance the name of the run.
+        evaluations: name -> Evaluation, the baseline first, the model that counts last.
+        table: the images behind the embeddings, row for row, for pictures and names.
+        embeddings: (N, D) vectors of the last evaluation's model.
+        labels: (N,) labels; the table's by default.
+        history: records of `metrics.jsonl`: a "step" or "epoch", losses, validation recall.
+        recipe: every setting of the run.
+        versions: what it ran on.
+        notes: sentences that a reader must not miss.
+        queries: how many of the hardest queries to show.
+        thumbnail_bytes: limit for all pictures together; the rest of the page is about 0.2 MB.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> vectors, names = np.eye(4)[[0, 0, 1, 1]] + 0.1, ["cup", "cup", "pen", "pen"]
+        >>> page = write_report(folder / "report.html", title="Two things",
+        ...     evaluations={"trained": {"recall@1": 1.0}}, embeddings=vectors, labels=names)
+        >>> page.read_text(encoding="utf-8").count("<h1>Two things</h1>")
+        1
+    """
+    vectors, codes = _rows(embeddings, labels, table)
+    sections = [headline(evaluations, codes), metrics(evaluations), training(history)]
+    lead = "" if table is None else table.name
+    if vectors is not None and codes is not None:
+        lead = f"{lead}: " * bool(lead) + f"{len(vectors):,} images of {len(np.unique(codes)):,} classes"
+        sections += retrieval(vectors, codes, table, evaluations, recipe or {}, queries, thumbnail_bytes)
+    sections.append(_settings(recipe or {}, versions or {}))
+    text = _page(title, lead, notes, [s for s in sections if s.body])
+    from forerank.models.storage import write_atomically
+
+    def fill(file: Path) -> None:
+        file.write_text(text, encoding="utf-8")
+
+    write_atomically(Path(path), fill)
+    return Path(path)
+
+
+def _rows(
+    embeddings: ArrayLike | None, labels: ArrayLike | None, table: "Table | None"
+) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+    """Embeddings and labels as arrays of one length, the labels from the table where none are given."""
+    codes = None if labels is None else np.asarray(labels)
+    if codes is None and table is not None:
+        codes = table.label
+    if embeddings is None:
+        return None, codes
+    vectors = np.asarray(embeddings)
+    if codes is None:
+        raise InputError("the report needs labels, or a table that has them, beside the embeddings.")
+    if len(codes) != len(vectors) or (table is not None and len(table) != len(vectors)):
+        rows = f", the table {len(table)} rows" if table is not None else ""
+        raise InputError(f"there are {len(vectors)} embeddings and {len(codes)} labels{rows}: give one each.")
+    return vectors, codes
+
+
+# Whatever a label or a path contains, the browser runs no script and asks no outside address.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def _page(title: str, lead: str, notes: Sequence[str], sections: Sequence[Section]) -> str:
+    style = resources("forerank.report").joinpath("page.css").read_text(encoding="utf-8")
+    links = "".join(f'<a href="#{s.anchor}">{escape(s.title)}</a>' for s in sections if s.title)
+    said = "".join(f"<li>{escape(note[:1].upper() + note[1:])}</li>" for note in notes)
+    body = "".join(
+        f'<section id="{s.anchor}">{f"<h2>{escape(s.title)}</h2>" if s.title else ""}{s.body}</section>'
+        for s in sections
+    )
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="Forerank"><title>{escape(title)}</title>
+<link rel="icon" href="data:,"><style>{style}</style></head>
+<body><main><header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>
+<nav aria-label="sections">{links}</nav></header>
+{f'<ul class="notes">{said}</ul>' if said else ""}
+{body}
+<footer>Written by Forerank. This page is one file and asks nothing of the network.</footer>
+</main></body></html>
+"""
+
+
+def _settings(recipe: Mapping[str, Any], versions: Mapping[str, Any]) -> Section:
+    import yaml
+
+    parts = []
+    for name, values in (("Recipe", recipe), ("Versions", versions)):
+        if values:
+            text = yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True, width=100)
+            parts.append(f"<details><summary>{name}</summary><pre>{escape(text)}</pre></details>")
+    body = f'<div class="card">{"".join(parts)}</div>' if parts else ""
+    return Section("settings", "Recipe and versions", body)
+
+
+def _plain(value: Any) -> Any:
+    """Only what YAML has words for: a path or a number of numpy's must not stop a report."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,146 @@
+"""Reading evaluations and training histories for display: names, order, intervals, differences, curves."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerank.report.charts import Line
+
+_NAMES = {
+    "map": "mAP",
+    "map@r": "mAP@R",
+    "r_precision": "R-precision",
+    "mrr": "MRR",
+    "nmi": "NMI",
+    "dists@intra": "distance within classes",
+    "dists@inter": "distance between classes",
+}
+_SHARES = ("recall@", "map", "r_precision", "mrr", "nmi")
+
+
+def shown_name(metric: str) -> str:
+    """
+    >>> shown_name("recall@10"), shown_name("map@r")
+    ('Recall@10', 'mAP@R')
+    """
+    return _NAMES.get(metric, metric.replace("recall@", "Recall@"))
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share of one, shown in percent."""
+    return metric.startswith(_SHARES)
+
+
+def shown_value(metric: str, value: float, signed: bool = False) -> str:
+    """
+    >>> shown_value("recall@1", 0.8126), shown_value("dists@intra", 0.25), shown_value("map", -0.01, True)
+    ('81.3', '0.250', '−1.0')
+    """
+    if math.isnan(value):
+        return "–"
+    text = f"{100 * value:+.1f}" if is_share(metric) else f"{value:+.3f}"
+    return (text if signed else text.lstrip("+")).replace("-", "−")
+
+
+def figures(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """The plain numbers of an evaluation, in its own order."""
+    return {
+        str(name): float(evaluation[name])
+        for name in evaluation
+        if isinstance(evaluation[name], int | float | np.number) and not isinstance(evaluation[name], bool)
+    }
+
+
+def interval(evaluation: Any, metric: str) -> tuple[float, float] | None:
+    """The confidence interval of a metric, when the evaluation carries one."""
+    found = (getattr(evaluation, "intervals", None) or {}).get(metric)
+    return None if found is None else (float(found[0]), float(found[1]))
+
+
+def first_ranks(evaluation: Any) -> NDArray[np.int64] | None:
+    """(Q,) negatives before the first positive of each query, when the evaluation kept them."""
+    kept = getattr(evaluation, "per_query", None)
+    return None if kept is None else np.asarray(kept.first_rank) - 1  # theirs is a rank, from 1
+
+
+def recall_difference(before: Any, after: Any, labels: NDArray[Any] | None) -> tuple[float, float] | None:
+    """95% interval of the change of recall@1, when both evaluations kept the figures of the same queries."""
+    ranks = first_ranks(before), first_ranks(after)
+    if (
+        ranks[0] is None
+        or ranks[1] is None
+        or not np.array_equal(before.per_query.query, after.per_query.query)
+    ):
+        return None
+    rows = after.per_query.query
+    classes = rows if labels is None else np.asarray(labels)[rows]
+    return paired_interval(ranks[0] == 0, ranks[1] == 0, classes)
+
+
+def paired_interval(
+    before: NDArray[np.bool_],
+    after: NDArray[np.bool_],
+    classes: NDArray[Any],
+    *,
+    draws: int = 1000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """95% bootstrap interval of the difference of two shares measured on the same queries.
+
+    Whole classes are drawn, as for the interval of recall itself, each query with both its outcomes: what
+    the two models share cancels, so this is narrower than the two intervals suggest.
+
+    >>> paired_interval(np.zeros(50, bool), np.ones(50, bool), np.arange(50) // 5)
+    (1.0, 1.0)
+    """
+    _, code = np.unique(classes, return_inverse=True)
+    size = np.bincount(code).astype(np.float64)  # (C,)
+    gain = np.bincount(code, weights=after.astype(np.float64) - before)  # (C,)
+    generator = np.random.default_rng(seed)
+    changes = []
+    for _ in range(draws):
+        times = np.bincount(generator.integers(len(size), size=len(size)), minlength=len(size))
+        changes.append(times @ gain / (times @ size))
+    low, high = np.quantile(changes, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a history record, nested names joined by a slash.
+
+    >>> flat({"step": 3, "validation": {"recall@1": 0.5}, "note": "x"})
+    {'step': 3.0, 'validation/recall@1': 0.5}
+    """
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float | np.number) and not isinstance(value, bool):
+            found[f"{prefix}{name}"] = float(value)
+    return found
+
+
+def curves(history: Sequence[Mapping[str, Any]], wanted: str) -> tuple[str, list[Line]]:
+    """The axis and the curves of all numbers of a history whose name contains `wanted`.
+
+    >>> axis, lines = curves([{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.4}], "loss")
+    >>> axis, lines[0].name, lines[0].y
+    ('step', 'loss', [0.5, 0.4])
+    """
+    records = [flat(record) for record in history]
+    axis = next((a for a in ("step", "epoch") if any(a in record for record in records)), "record")
+    points: dict[str, tuple[list[float], list[float]]] = {}
+    for number, record in enumerate(records):
+        for name, value in record.items():
+            if wanted in name.lower() and math.isfinite(value):
+                x, y = points.setdefault(name, ([], []))
+                x.append(record.get(axis, float(number)))
+                y.append(value)
+    lines = [
+        Line(name, x, y, f"s{1 + i % 5}", dots=len(x) <= 40)
+        for i, (name, (x, y)) in enumerate(points.items())
+    ]
+    return axis, lines

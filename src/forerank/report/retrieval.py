@@ -1,0 +1,163 @@
+"""What the model finds and what it mistakes, in pictures."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerank.report import charts, readings
+from forerank.report.gallery import Pictures, pair_card, query_card, rank_bins
+from forerank.report.nearest import Survey, confused_pairs, easiest, hardest, neighbours, survey
+from forerank.report.penalties import VARIANTS, derivative
+from forerank.report.ranking_figure import Ranking, rank_query, ranking_svg
+from forerank.report.summary import Section
+from forerank.report.thumbnails import Thumbnails
+
+if TYPE_CHECKING:
+    from forerank.data import Table
+
+MOST_QUERIES = 4000  # surveyed for histograms and confused pairs; more would not change the picture
+_SHOWN_RESULTS = 8
+
+
+def retrieval(
+    vectors: NDArray[Any],
+    codes: NDArray[Any],
+    table: "Table | None",
+    evaluations: Mapping[str, Any],
+    recipe: Mapping[str, Any],
+    queries: int,
+    thumbnail_bytes: int,
+) -> list[Section]:
+    """Histograms, the hardest and some easy queries, confused classes, and one list as the loss sees it."""
+    asks = np.arange(len(vectors)) if table is None else np.flatnonzero(table.is_query)
+    gallery = None if table is None else np.flatnonzero(table.is_gallery)
+    sampled = asks
+    if len(asks) > MOST_QUERIES:
+        sampled = np.sort(np.random.default_rng(0).choice(asks, MOST_QUERIES, replace=False))
+    fares = survey(vectors, codes, sampled, gallery_ids=gallery)
+    if not len(fares.query):
+        return []
+    told = "" if sampled is asks else f" From {len(sampled):,} of {len(asks):,} queries, drawn at random."
+    made = None if table is None else Thumbnails(table.files, table.box, most_bytes=thumbnail_bytes)
+    pictures = Pictures(
+        codes.astype(str) if table is None else table.label,
+        None if table is None else table.path,
+        (lambda row: None) if made is None else made,
+    )
+
+    def cards(asked: NDArray[np.int64]) -> str:
+        found = neighbours(vectors, codes, asked, _SHOWN_RESULTS, gallery_ids=gallery)
+        fare = survey(vectors, codes, asked, gallery_ids=gallery)
+        return "".join(query_card(pictures, found, i, fare) for i in range(len(asked)))
+
+    worst = _worst(fares, [*evaluations.values()][-1] if evaluations else None, queries)
+    best = fares.query[easiest(fares, codes, max(1, queries // 3))]
+
+    legend = (
+        "Solid green with a tick: same class. Dashed red with a cross: another class. "
+        "Under each picture its rank and its cosine similarity to the query."
+    )
+    hard = f'<p class="under">The deepest first right image, then the lowest average precision. {legend}</p>'
+    sections = [_distributions(fares, evaluations, told)]
+    sections.append(Section("hard", "Hardest queries", hard + cards(worst) if len(worst) else ""))
+    fine = '<p class="under">For balance: the best query of each of a few classes.</p>'
+    sections.append(Section("easy", "Queries that go well", fine + cards(best)))
+    pairs = confused_pairs(vectors, codes, sampled, gallery_ids=gallery, top=9)
+    about = f'<p class="under">Whose images stand before the first right one, most often.{told}</p>'
+    grid = f'<div class="pairs">{"".join(pair_card(pictures, pair) for pair in pairs)}</div>'
+    sections.append(Section("confused", "Most confused classes", about + grid if pairs else ""))
+    loss = _loss(recipe)
+    if loss is not None:
+        sections.append(_charges(vectors, codes, gallery, fares, pictures, loss))
+    return sections
+
+
+def _worst(fares: Survey, evaluation: Any, count: int) -> NDArray[np.int64]:
+    """Rows of the hardest queries: of all, if the evaluation kept their figures, else of those surveyed."""
+    kept = getattr(evaluation, "per_query", None)
+    known = fares if kept is None else kept
+    worst = hardest(known, count)
+    rows: NDArray[np.int64] = known.query[worst[known.average_precision[worst] < 1]]
+    return rows
+
+
+def _charges(
+    vectors: NDArray[Any],
+    codes: NDArray[Any],
+    gallery: NDArray[np.int64] | None,
+    fares: Survey,
+    pictures: Pictures,
+    loss: tuple[str, dict[str, float]],
+) -> Section:
+    """The query among a few middling ones whose first images show most arrows."""
+    variant, settings = loss
+    middling = np.flatnonzero(
+        (fares.first_rank < 8) & (fares.average_precision < 0.95) & (fares.positives > 1)
+    )
+    if not len(middling):
+        return Section("penalties", "", "")
+    tried = fares.query[middling[np.linspace(0, len(middling) - 1, min(40, len(middling))).astype(int)]]
+    slope = derivative(variant, **settings)
+    rankings = [rank_query(vectors, codes, int(q), slope, gallery_ids=gallery) for q in tried]
+
+    def arrows(one: Ranking) -> int:
+        return int(np.cumsum(~one.is_positive)[one.is_positive].sum())
+
+    chosen = max(rankings, key=arrows)
+    if not arrows(chosen):
+        return Section("penalties", "", "")
+    values = ", ".join(f"{name} {value:g}" for name, value in settings.items())
+    loss_name = "Smooth-AP" if variant == "AP" else f"PNP-{variant}"
+    seen = escape(f"{loss_name} ({values})" if values else loss_name)
+    about = f'<p class="under">One query as the loss {seen} sees it.</p>'
+    drawn = ranking_svg(chosen, pictures.address, pictures.names)
+    return Section("penalties", "What the loss charges", f'{about}<div class="card">{drawn}</div>')
+
+
+def _loss(recipe: Mapping[str, Any]) -> tuple[str, dict[str, float]] | None:
+    """The variant and constant that a recipe names; Dq when it names no loss, None for one not ours."""
+    given = recipe.get("loss", "Dq")
+    settings = given if isinstance(given, Mapping) else {"name": given}
+    name = str(settings.get("variant", settings.get("name", "Dq")))
+    variant = "AP" if name.casefold().replace("-", "") == "smoothap" else name
+    if variant not in VARIANTS:
+        return None
+    options = {**settings, **(settings.get("options") or {})}
+    constant = {"Dq": "alpha", "Ib": "b"}.get(variant)
+    value = options.get(constant) if constant else None
+    return variant, {constant: float(value)} if constant and isinstance(value, int | float) else {}
+
+
+def _distributions(fares: Survey, evaluations: Mapping[str, Any], told: str) -> Section:
+    counts = {"same class": fares.positive_counts.tolist(), "other classes": fares.negative_counts.tolist()}
+    drawn = charts.histogram(
+        "Similarity of pairs",
+        fares.edges.tolist(),
+        counts,
+        ["good", "bad"],
+        x_label="cosine similarity (each area is one)",
+    )
+    shares: dict[str, list[float]] = {}
+    for name, evaluation in evaluations.items():
+        ranks = readings.first_ranks(evaluation)
+        if ranks is not None:
+            shares[name] = rank_bins(ranks)[1]
+    if list(shares) != list(
+        evaluations
+    ):  # some know only their totals: then show the model that was surveyed
+        shares = {"queries": rank_bins(fares.first_rank)[1]}
+    styles = [f"s{0 if i == 0 and len(shares) > 1 else 1 + i % 5}" for i in range(len(shares))]
+    styles[-1] = "s1"
+    drawn += charts.bars(
+        "Wrong images before the first right one",
+        rank_bins(fares.first_rank)[0],
+        shares,
+        styles,
+        x_label="wrong images before it",
+        y_label="percent of queries",
+    )
+    under = f'<p class="under">How far apart right and wrong pairs lie.{told}</p>'
+    return Section("similarity", "Similarities and ranks", f'{under}<div class="charts">{drawn}</div>')

@@ -1,0 +1,136 @@
+"""The numbers of a run: before and after, every metric, the curves of training."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from numpy.typing import NDArray
+
+from forerank.report import charts, readings
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: without a title it is not listed, without a body it is left out."""
+
+    anchor: str
+    title: str
+    body: str  # HTML
+
+
+def headline(evaluations: Mapping[str, Any], labels: NDArray[Any] | None) -> Section:
+    """Recall@1 before and after, large, with intervals and the difference."""
+    if not evaluations:
+        return Section("headline", "", "")
+    (first, before), *_, (last, after) = [*evaluations.items()] * 2  # one evaluation is both
+    metric = (
+        "recall@1" if "recall@1" in readings.figures(after) else next(iter(readings.figures(after)), None)
+    )
+    if metric is None:
+        return Section("headline", "", "")
+    numbers = _number(last, after, metric, "after")
+    change = ""
+    if len(evaluations) > 1 and metric in readings.figures(before):
+        numbers = (
+            f'{_number(first, before, metric, "before")}<span class="arrow" aria-label="to">→</span>{numbers}'
+        )
+        change = _change(before, after, metric, labels)
+    rows = []
+    for i, (name, evaluation) in enumerate(evaluations.items()):
+        value = readings.figures(evaluation).get(metric)
+        if value is not None:
+            low, high = readings.interval(evaluation, metric) or (None, None)
+            style = "s1" if i == len(evaluations) - 1 else "s0"
+            rows.append(charts.Interval(name, value, low, high, style))
+    dots = (
+        charts.intervals("with 95% confidence intervals", rows)
+        if any(r.low is not None for r in rows)
+        else ""
+    )
+    meaning = " (percent of queries whose nearest image is right)" if metric == "recall@1" else ""
+    what = f'<p class="what">{escape(readings.shown_name(metric))}{meaning}</p>'
+    left = f'<div>{what}<div class="numbers">{numbers}</div>{change}</div>'
+    return Section("headline", "", f'<div class="headline card">{left}<div>{dots}</div></div>')
+
+
+def _number(name: str, evaluation: Any, metric: str, kind: str) -> str:
+    value = readings.shown_value(metric, readings.figures(evaluation)[metric])
+    spread = readings.interval(evaluation, metric)
+    ends = "" if spread is None else f"<br>{' to '.join(readings.shown_value(metric, e) for e in spread)}"
+    unit = "<small>%</small>" if readings.is_share(metric) else ""
+    return f'<div class="number {kind}"><b>{value}{unit}</b><span>{escape(name)}{ends}</span></div>'
+
+
+def _change(before: Any, after: Any, metric: str, labels: NDArray[Any] | None) -> str:
+    difference = readings.figures(after)[metric] - readings.figures(before)[metric]
+    says, kind = "", "up" if difference > 0 else "down" if difference < 0 else ""
+    spread = readings.recall_difference(before, after, labels) if metric == "recall@1" else None
+    if spread is not None:
+        ends = " to ".join(readings.shown_value(metric, end, True) for end in spread)
+        unclear = spread[0] <= 0 <= spread[1]
+        says = f" <small>95% interval {ends}{': no clear difference' if unclear else ''}</small>"
+        kind = "" if unclear else kind
+    unit = " points" if readings.is_share(metric) else ""
+    return f'<div class="change {kind}">{readings.shown_value(metric, difference, True)}{unit}{says}</div>'
+
+
+def metrics(evaluations: Mapping[str, Any]) -> Section:
+    """The table of all figures and the recall curve."""
+    if not evaluations:
+        return Section("metrics", "", "")
+    read = {name: readings.figures(evaluation) for name, evaluation in evaluations.items()}
+    names = list(dict.fromkeys(metric for one in read.values() for metric in one))
+    first, *_, last = [*read] * 2
+    several = len(read) > 1
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in read)
+    head += '<th scope="col">difference</th>' if several else ""
+    rows = []
+    for metric in names:
+        cells = []
+        for name, one in read.items():
+            spread = readings.interval(evaluations[name], metric)
+            ends = (
+                ""
+                if spread is None
+                else f"<small>{' to '.join(readings.shown_value(metric, e) for e in spread)}</small>"
+            )
+            cells.append(f"<td>{readings.shown_value(metric, one.get(metric, float('nan')))}{ends}</td>")
+        if several:
+            change = read[last].get(metric, float("nan")) - read[first].get(metric, float("nan"))
+            better = readings.is_share(metric) and abs(change) > 5e-4  # distances are neither good nor bad
+            kind = ("up" if change > 0 else "down") if better else ""
+            cells.append(f'<td class="{kind}">{readings.shown_value(metric, change, True)}</td>')
+        rows.append(f'<tr><th scope="row">{escape(readings.shown_name(metric))}</th>{"".join(cells)}</tr>')
+    table = f"<table><thead><tr><th>metric</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    note = '<p class="under">Shares in percent. Small print: 95% confidence intervals.</p>'
+    curve = _recall_curve(read)
+    kind = "charts" if len(read) > 2 else "charts figures"
+    body = f'{note}<div class="{kind}"><div class="card"><div class="scroll">{table}</div></div>{curve}</div>'
+    return Section("metrics", "All figures", body)
+
+
+def _recall_curve(read: Mapping[str, Mapping[str, float]]) -> str:
+    lines = []
+    for i, (name, one) in enumerate(read.items()):
+        at = sorted((int(metric[7:]), value) for metric, value in one.items() if metric.startswith("recall@"))
+        style = "s1" if i == len(read) - 1 else f"s{0 if i == 0 else 1 + i}"
+        lines.append(charts.Line(name, [k for k, _ in at], [v for _, v in at], style, dots=True))
+    if max((len(line.x) for line in lines), default=0) < 2:
+        return ""
+    return charts.line_chart(
+        "Recall@k", lines, x_label="k", y_label="percent", y_format=charts.whole_percent, log_x=True
+    )
+
+
+def training(history: Sequence[Mapping[str, Any]]) -> Section:
+    """Loss and validation recall over the steps."""
+    drawn = ""
+    axis, losses = readings.curves(history, "loss")
+    drawn += charts.line_chart("Loss", losses, x_label=axis, y_label="loss")
+    axis, recalls = readings.curves(history, "recall")
+    drawn += charts.line_chart(
+        "Validation recall", recalls, x_label=axis, y_label="percent", y_format=charts.whole_percent
+    )
+    under = '<p class="under">As in metrics.jsonl. Long curves are averaged; the band is their spread.</p>'
+    return Section("training", "Training", f'{under}<div class="charts">{drawn}</div>' if drawn else "")
