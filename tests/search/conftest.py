@@ -119,3 +119,42 @@ def fill() -> Callable[..., None]:
             update.finish(rows, meta or META, None)
 
     return filled
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small saved model with made-up weights."""
+    return _saved_model(tmp_path_factory.mktemp("model"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def other_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same architecture with other weights."""
+    return _saved_model(tmp_path_factory.mktemp("other_model"), seed=1)
+
+
+def _saved_model(folder: Path, seed: int) -> Path:
+    import torch
+
+    from forerank.models import create_model, save_model
+
+    model = create_model("glyphnet", embedding_dim=16)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+    save_model(model, folder)
+    return folder
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Path:
+    """Twelve small pictures in three class folders."""
+    from PIL import Image
+
+    folder = tmp_path / "images"
+    for i in range(12):
+        (folder / f"class{i % 3}").mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(i).integers(0, 256, (32, 32), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"class{i % 3}" / f"{i:02d}.png")
+    return folder

@@ -1,1 +1,52 @@
-""""""
+"""Model + images -> index -> neighbours. One engine a file."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forerank.search.label_audit import Audit, audit
+    from forerank.search.build import BuildReport, build_index
+    from forerank.search.calibration import Calibration, calibrate
+    from forerank.search.duplicates import find_duplicates
+    from forerank.search.engine import Engine, open_engine
+    from forerank.search.index import Hit, Index, Matches
+    from forerank.search.rows import Row
+
+# Name -> module: an index is opened without loading what builds or audits one.
+_WHERE = {
+    "Audit": "label_audit",
+    "audit": "label_audit",
+    "BuildReport": "build",
+    "build_index": "build",
+    "Calibration": "calibration",
+    "calibrate": "calibration",
+    "find_duplicates": "duplicates",
+    "Engine": "engine",
+    "open_engine": "engine",
+    "Hit": "index",
+    "Index": "index",
+    "Matches": "index",
+    "Row": "rows",
+}
+
+__all__ = [
+    "Audit",
+    "BuildReport",
+    "Calibration",
+    "Engine",
+    "Hit",
+    "Index",
+    "Matches",
+    "Row",
+    "audit",
+    "build_index",
+    "calibrate",
+    "find_duplicates",
+    "open_engine",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'forerank.search' has no attribute {name!r}")
+    return getattr(import_module(f"forerank.search.{_WHERE[name]}"), name)

@@ -62,7 +62,7 @@ class Engine(Protocol):
         """The vectors (n, D) of these ids, in their order; an unknown id raises KeyError."""
 
     def page(self, after: int = -1, limit: int = 60, label: str | None = None, text: str = "") -> list[Row]:
-        """The next rows by id after `after`; only those of `label`, with `text` in path or label, if given."""
+        """The next rows by id after `after`, if asked only those of `label` or with `text` in path or label."""
 
     def labels(self, text: str = "", limit: int = 50) -> list[str]:
         """Some labels that contain `text`, sorted."""
@@ -76,6 +76,9 @@ class Engine(Protocol):
     def update(self, dim: int, model: str) -> AbstractContextManager[Update]:
         """Begin a change with vectors of `dim` dimensions from the model of this fingerprint."""
 
+    def tidy(self) -> None:
+        """Remove what a killed update of a now complete index left behind."""
+
     def model_folder(self) -> Path | None:
         """Where this index keeps its own copy of the model, if it does."""
 
@@ -83,8 +86,11 @@ class Engine(Protocol):
         """Let go of files and connections."""
 
 
-def open_engine(address: str | Path) -> Engine:
+def open_engine(address: str | Path, *, approximate: bool | None = None) -> Engine:
     """The engine that an address names: `milvus:...`, or a local folder.
+
+    `approximate` decides whether a local folder gets an approximate index when it is next written: True,
+    False, or None for "where it pays".
 
     >>> open_engine("no/such/folder").meta() is None
     True
@@ -92,6 +98,9 @@ def open_engine(address: str | Path) -> Engine:
     address = str(address)
     if address.startswith("milvus:"):
         from forerank.search.milvus import MilvusEngine
+
+        if approximate is not None:
+            raise InputError("Milvus chooses its own kind of index: leave out --approximate and --exact.")
 
         return MilvusEngine(address)
     scheme = address.partition("://")[0]
@@ -102,7 +111,7 @@ def open_engine(address: str | Path) -> Engine:
         )
     from forerank.search.folder import FolderEngine
 
-    return FolderEngine(address)
+    return FolderEngine(address, approximate)
 
 
 def unit_vectors(values: npt.ArrayLike, dim: int | None = None) -> Vectors:

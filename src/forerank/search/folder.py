@@ -1,4 +1,4 @@
-"""The local engine: a folder with memory-mapped vectors, exact search, and an approximate index if it pays."""
+"""The local engine: a folder of memory-mapped vectors, exact search, an approximate index if it pays."""
 
 import fcntl
 import json
@@ -21,6 +21,8 @@ from forerank.search.engine import Meta, Neighbours, Vectors
 from forerank.search.exact import top_k
 from forerank.search.journal import Journal
 from forerank.search.rows import Row
+
+JOURNAL = "embedded.log"
 
 
 class FolderEngine:
@@ -108,7 +110,8 @@ class FolderEngine:
     def labels(self, text: str = "", limit: int = 50) -> list[str]:
         with self._lock:
             found = self._open().database.execute(
-                "SELECT DISTINCT label FROM rows WHERE label != '' AND instr(lower(label), ?) ORDER BY label LIMIT ?",
+                "SELECT DISTINCT label FROM rows WHERE label != '' AND instr(lower(label), ?) "
+                "ORDER BY label LIMIT ?",
                 [text.lower(), limit],
             )
             return [label for (label,) in found]
@@ -153,6 +156,11 @@ class FolderEngine:
                 ) from error
             yield
 
+    def tidy(self) -> None:
+        with self._writing():
+            generation.sweep(self.folder)
+            (self.folder / JOURNAL).unlink(missing_ok=True)
+
     @contextmanager
     def update(self, dim: int, model: str) -> Iterator["_FolderUpdate"]:
         strangers = [p.name for p in self.folder.iterdir()] if self.folder.is_dir() else []
@@ -165,7 +173,7 @@ class FolderEngine:
             generation.sweep(self.folder)
             self.close()
             opened = _open_current(self.folder)
-            journal = Journal(self.folder / "embedded.log", dim, model)
+            journal = Journal(self.folder / JOURNAL, dim, model)
             update = _FolderUpdate(self, dim, model, opened, journal)
             try:
                 yield update
@@ -253,7 +261,7 @@ class _FolderUpdate:
         shape = (len(rows), self._dim)
         with path.open("wb") as file:
             header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+            np.lib.format.write_array_header_1_0(file, header)
             for start in range(0, len(rows), 8192):
                 contents = [row.content for row in rows[start : start + 8192]]
                 file.write(self._vectors_of(contents).tobytes())

@@ -99,7 +99,8 @@ def read_meta(generation: Path) -> Meta:
         actual = (generation / name).stat().st_size if (generation / name).exists() else None
         if actual != size:
             raise InputError(
-                f"{generation / name} is damaged: it has {actual} bytes instead of {size}. Build the index again."
+                f"{generation / name} is damaged: it has {actual} bytes instead of {size}. "
+                "Build the index again."
             )
     return meta
 

@@ -202,6 +202,9 @@ class MilvusEngine:
         finally:
             iterator.close()
 
+    def tidy(self) -> None:
+        """Nothing is left behind: rows are stored where they belong."""
+
     def model_folder(self) -> Path | None:
         return None  # the meta data names the model; a copy does not fit in here
 
@@ -219,7 +222,8 @@ class MilvusEngine:
         meta = self.meta()
         if meta is not None and meta["model"]["fingerprint"] != model:
             raise InputError(
-                f"{self.address} holds vectors of another model: give another collection (#NAME) for this one."
+                f"{self.address} holds vectors of another model: "
+                "give another collection (#NAME) for this one."
             )
         if meta is None:
             self._create(dim)
@@ -327,7 +331,7 @@ def _quoted(text: str) -> str:
 def _retry(call: Callable[[], T], what: str) -> T:
     """Call until it succeeds, waiting longer each time, as long as the fault is one that passes."""
     pymilvus = require("pymilvus")
-    import grpc
+    grpc = require("grpc")
 
     wait = 0.25
     for attempt in range(1, ATTEMPTS + 1):

@@ -1,0 +1,276 @@
+"""Bring an index up to date with a set of images: embed what is new, keep what is known, drop what is gone."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forerank.console import progress, progress_bar, say
+from forerank.data import Table
+from forerank.errors import InputError
+from forerank.search.engine import Update, open_engine
+from forerank.search.images import Images, list_images
+from forerank.search.model import fingerprint, refuse_other_model
+from forerank.search.rows import Row, hash_bytes, hash_file
+
+if TYPE_CHECKING:
+    from forerank.models import Retriever
+
+# Images between two points from which a killed run goes on.
+PART = 256
+# A file changed this shortly before it was looked at may change again without its time showing it.
+RACY_NANOSECONDS = 2_000_000_000
+
+
+@dataclass
+class BuildReport:
+    """What an update of an index did."""
+
+    address: str
+    count: int = 0
+    embedded: int = 0  # images that went through the model in this run
+    resumed: int = 0  # images embedded by an earlier run that was killed
+    kept: int = 0  # images whose bytes the index already knew
+    removed: int = 0  # rows of the old index that are gone
+    seconds: float = 0.0
+    skipped: dict[str, str] = field(default_factory=dict)  # path -> why
+    changed: bool = True
+    approximate: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        if not self.changed:
+            return f"{self.address} is up to date: {self.count:,} images"
+        rate = f", {self.embedded / self.seconds:.0f} images/s" if self.embedded and self.seconds else ""
+        return (
+            f"{self.address}: {self.count:,} images ({self.embedded:,} embedded, {self.resumed:,} taken over "
+            f"from an interrupted run, {self.kept:,} kept, {self.removed:,} removed, {len(self.skipped):,} "
+            f"unreadable) in {self.seconds:.1f} s{rate}"
+        )
+
+
+def build_index(
+    model: "str | Path | Retriever",
+    images: str | Path | Table,
+    address: str | Path,
+    *,
+    split: str = "all",
+    approximate: bool | None = None,
+    replace: bool = False,
+    rehash: bool = False,
+    on_bad: str = "skip",
+    part: int = PART,
+) -> BuildReport:
+    """Make the index at `address` hold exactly these images.
+
+    Only contents that the index does not know are embedded. Interrupted, the same call goes on where it was;
+    until it is finished a local index stays as it was.
+
+    Args:
+        model: a run or model folder, a backbone's name, or a `forerank.models.Retriever`.
+        images: a folder, a CSV, a data set's name or a `Table`.
+        address: a folder, or `milvus:...`.
+        split: which part of a data set: "train", "validation", "test" or "all".
+        approximate: True or False to have an approximate index or not; None: where it pays (local folder only).
+        replace: build anew with another model (local folder only).
+        rehash: read every file again instead of trusting size and time of the unchanged ones.
+        on_bad: "skip" leaves unreadable images out and reports them; "refuse" stops at the first.
+        part: images between two points from which an interrupted run goes on.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> from PIL import Image
+        >>> from forerank.models import Retriever, create_model
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (folder / "images").mkdir()
+        >>> for shade in (0, 128, 255):
+        ...     Image.fromarray(np.full((32, 32), shade, np.uint8)).save(folder / f"images/{shade}.png")
+        >>> retriever = Retriever(create_model("glyphnet", embedding_dim=8))
+        >>> build_index(retriever, folder / "images", folder / "index").count
+        3
+    """
+    started = time.perf_counter()
+    from forerank.models import Retriever, save_model
+
+    retriever = model if isinstance(model, Retriever) else Retriever.load(model)
+    source = _source(model)
+    identity = fingerprint(retriever.model)
+    wanted = list_images(images, split)
+    engine = open_engine(address, approximate=approximate)
+    try:
+        old = engine.meta()
+        if old is not None and not replace:
+            instead = "Give --replace to build it anew, or another place."
+            refuse_other_model(str(address), old["model"], identity, source, instead)
+        known = engine.catalogue() if old is not None else {}
+        report = BuildReport(str(address))
+        scanned = time.time_ns()
+        trust = 0 if rehash or old is None else int(old.get("scanned", 0))
+        rows = _look(wanted, known, trust, report, on_bad)
+        meta = {
+            **(old or {}),
+            "model": {"fingerprint": identity, "source": source},
+            "root": str(wanted.root),
+            "scanned": scanned,
+            "labelled": any(row.label for row in rows),
+        }
+        if old is not None and old["model"]["fingerprint"] != identity:
+            meta.pop("threshold", None)  # similarities of another model mean something else
+        if _up_to_date(old, known, rows, meta, approximate):
+            report.count, report.kept, report.changed = len(rows), len(rows), False
+            engine.tidy()
+        else:
+            with engine.update(retriever.dim, identity) as update:
+                finished = known if old is not None and old.get("complete", True) else {}
+                rows = _embed(update, retriever, wanted.root, rows, finished, report, on_bad, part)
+                meta["labelled"] = any(row.label for row in rows)
+                update.finish(rows, meta, lambda folder: save_model(retriever.model, folder))
+            report.count = len(rows)
+            now = {row.path for row in rows}
+            report.removed = sum(path not in now for path in known)
+        report.approximate = (engine.meta() or {}).get("approximate")
+    finally:
+        engine.close()
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _source(model: object) -> str:
+    """What to call the model: a folder's full path, a backbone's name."""
+    if isinstance(model, str | Path):
+        place = Path(model).expanduser()
+        return str(place.resolve()) if place.exists() else str(model)
+    return "a model in memory"
+
+
+def _look(
+    wanted: Images, known: dict[str, Row], trusted_until: int, report: BuildReport, on_bad: str
+) -> list[Row]:
+    """A row for every file, hashing those whose size or time says that they may be new."""
+
+    def look(item: tuple[str, str]) -> Row | str:
+        path, label = item
+        file, before = wanted.root / path, known.get(path)
+        try:
+            state = file.stat()
+            same = before is not None and (before.size, before.modified) == (state.st_size, state.st_mtime_ns)
+            if before is not None and same and state.st_mtime_ns < trusted_until - RACY_NANOSECONDS:
+                return Row(path, label, before.content, before.size, before.modified)
+            content, state = hash_file(file)
+        except (InputError, OSError) as error:
+            return str(error)
+        return Row(path, label, content, state.st_size, state.st_mtime_ns)
+
+    items = list(zip(wanted.paths, wanted.labels, strict=True))
+    rows = []
+    with ThreadPoolExecutor(8) as pool:
+        looked = progress(pool.map(look, items, chunksize=64), "looking at files", len(items))
+        for (path, _), found in zip(items, looked, strict=True):
+            if isinstance(found, Row):
+                rows.append(found)
+            else:
+                _leave_out(report, path, found, on_bad)
+    return rows
+
+
+def _leave_out(report: BuildReport, path: str, reason: str, on_bad: str) -> None:
+    if on_bad == "refuse":
+        raise InputError(f"cannot index {path}: {reason}")
+    report.skipped[path] = reason
+    if len(report.skipped) <= 5:
+        say(f"left out {path}: {reason}")
+
+
+def _up_to_date(
+    old: dict[str, Any] | None,
+    known: dict[str, Row],
+    rows: Sequence[Row],
+    meta: dict[str, Any],
+    approximate: bool | None,
+) -> bool:
+    """Whether a finished index already holds exactly these rows."""
+    if old is None or not old.get("complete", True) or len(known) != len(rows):
+        return False
+    if old["model"]["fingerprint"] != meta["model"]["fingerprint"] or old.get("root") != meta["root"]:
+        return False
+    if approximate is not None and bool(old.get("approximate")) != approximate:
+        return False
+
+    def facts(row: Row) -> tuple[str, str, int, int]:
+        return row.label, row.content, row.size, row.modified
+
+    return all(row.path in known and facts(known[row.path]) == facts(row) for row in rows)
+
+
+def _embed(
+    update: Update,
+    retriever: "Retriever",
+    root: Path,
+    rows: Sequence[Row],
+    known: dict[str, Row],
+    report: BuildReport,
+    on_bad: str,
+    part: int,
+) -> list[Row]:
+    """Store the vector of every content that has none yet; the rows that are fit for the index."""
+    stored = update.stored()
+    before = {row.content for row in known.values()} & stored
+    new: dict[str, Row] = {}  # one file of each content is enough
+    for row in rows:
+        if row.content in before:
+            report.kept += 1
+        elif row.content in stored:
+            report.resumed += 1
+        else:
+            new.setdefault(row.content, row)
+    bad: dict[str, str] = {}  # content -> why
+    todo = list(new.values())
+    with progress_bar("embedding", len(todo)) as advance:
+        for start in range(0, len(todo), part):
+            chunk = todo[start : start + part]
+            good, vectors = _embed_part(retriever, root, chunk, bad)
+            if good:
+                update.put(good, vectors)
+                report.embedded += len(good)
+            advance(len(chunk))
+    fit = []
+    for row in rows:
+        if row.content in bad:
+            _leave_out(report, row.path, bad[row.content], on_bad)
+        else:
+            fit.append(row)
+    return fit
+
+
+def _embed_part(
+    retriever: "Retriever", root: Path, rows: Sequence[Row], bad: dict[str, str]
+) -> tuple[list[Row], Any]:
+    """Vectors of some files. Each is read once, so that vector and content hash speak of the same bytes."""
+    sources: list[bytes] = []
+    for row in rows:
+        try:
+            data = (root / row.path).read_bytes()
+        except OSError as error:
+            data, bad[row.content] = b"", f"cannot be read: {error.strerror}"
+        if data and hash_bytes(data) != row.content:
+            data, bad[row.content] = b"", "changed while it was being indexed; run the command again"
+        sources.append(data)
+    vectors = retriever.embed(sources, progress=False, on_bad="skip")
+    finite = np.isfinite(vectors).all(axis=1)
+    for row, data, fine in zip(rows, sources, finite, strict=True):
+        if not fine and row.content not in bad:
+            bad[row.content] = _why(data)
+    return [row for row, fine in zip(rows, finite, strict=True) if fine], vectors[finite]
+
+
+def _why(data: bytes) -> str:
+    from forerank.data import BadImageError, read_image
+
+    try:
+        read_image(data)
+    except BadImageError as error:
+        return error.reason
+    return "the model gave no finite vector for it"

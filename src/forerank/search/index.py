@@ -1,0 +1,215 @@
+"""An index in use: an image or a vector in, ranked matches out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerank.console import say
+from forerank.errors import InputError
+from forerank.search.engine import Engine, Meta, Neighbours, Vectors, open_engine, unit_vectors
+from forerank.search.model import fingerprint, refuse_other_model
+from forerank.search.rows import Row
+
+if TYPE_CHECKING:
+    from forerank.models import Retriever
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One neighbour: its row, where its file lies below the image root, and how similar it is."""
+
+    rank: int  # from 1
+    id: int
+    path: str
+    label: str
+    similarity: float
+
+
+@dataclass(frozen=True)
+class Matches(Sequence[Hit]):
+    """Hits, nearest first, and whether the nearest is near enough to be trusted."""
+
+    hits: tuple[Hit, ...]
+    threshold: float | None  # set by `forerank calibrate`
+
+    @property
+    def found(self) -> bool:
+        """False where the nearest image is below the threshold: the thing is not in the catalogue."""
+        return bool(self.hits) and (self.threshold is None or self.hits[0].similarity >= self.threshold)
+
+    def trusted(self, hit: Hit) -> bool:
+        """Whether one hit reaches the threshold."""
+        return self.threshold is None or hit.similarity >= self.threshold
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.hits[place]
+
+    def __iter__(self) -> Iterator[Hit]:
+        return iter(self.hits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        hits = [
+            {
+                "rank": hit.rank,
+                "id": hit.id,
+                "path": hit.path,
+                "label": hit.label or None,
+                "similarity": round(hit.similarity, 6),
+                "trusted": self.trusted(hit),
+            }
+            for hit in self.hits
+        ]
+        return {"found": self.found, "threshold": self.threshold, "hits": hits}
+
+
+class Index:
+    """A searchable index; open one with `Index.open`.
+
+    Attributes:
+        engine: where the vectors live.
+        meta: what the index says about itself.
+        root: folder that the rows' paths start from.
+    """
+
+    def __init__(
+        self, engine: Engine, *, retriever: "Retriever | None" = None, root: Path | None = None
+    ) -> None:
+        meta = engine.meta()
+        if meta is None:
+            raise InputError(
+                f"there is no index at {engine.address}: forerank index MODEL IMAGES -o builds one."
+            )
+        if not meta.get("complete", True):
+            say(
+                f"{engine.address} is only partly loaded: run the same forerank index command again to finish."
+            )
+        self.engine = engine
+        self.meta: Meta = meta
+        self.root = root or Path(meta.get("root", "."))
+        self._retriever = retriever
+
+    @classmethod
+    def open(
+        cls,
+        address: str | Path,
+        *,
+        model: "str | Path | Retriever | None" = None,
+        root: str | Path | None = None,
+    ) -> "Index":
+        """Open the index at an address.
+
+        Args:
+            address: a folder, or `milvus:...`.
+            model: only needed where the index has no copy of its model and the place it names is gone; a model
+                other than the one the index was built with is refused.
+            root: where the images lie now, if they were moved.
+        """
+        index = cls(open_engine(address), root=None if root is None else Path(root))
+        if model is not None:
+            index._retriever = index._load(model)
+        return index
+
+    def __len__(self) -> int:
+        return self.engine.count()
+
+    @property
+    def dim(self) -> int:
+        """Width of the vectors."""
+        return int(self.meta["dim"])
+
+    @property
+    def threshold(self) -> float | None:
+        """The similarity above which a match is trusted, if the index is calibrated."""
+        stored = self.meta.get("threshold")
+        return None if stored is None else float(stored["similarity"])
+
+    @property
+    def retriever(self) -> "Retriever":
+        """The model of this index, loaded when it is first needed."""
+        if self._retriever is None:
+            copy = self.engine.model_folder()
+            source = self.meta["model"].get("source", "")
+            if copy is None and source in ("", "a model in memory"):
+                raise InputError(f"{self.engine.address} has no copy of its model: give it with --model.")
+            self._retriever = self._load(copy or source)
+        return self._retriever
+
+    def _load(self, model: "str | Path | Retriever") -> "Retriever":
+        from forerank.models import Retriever
+
+        retriever = model if isinstance(model, Retriever) else Retriever.load(model)
+        name = "the given model" if isinstance(model, Retriever) else str(model)
+        instead = "Search with that model, or build an index with this one."
+        refuse_other_model(
+            self.engine.address, self.meta["model"], fingerprint(retriever.model), name, instead
+        )
+        return retriever
+
+    def embed(self, queries: Sequence[Any]) -> Vectors:
+        """Unit vectors (Q, D) of images: paths, bytes, Pillow pictures or arrays (H, W[, 3])."""
+        return unit_vectors(self.retriever.embed(list(queries), progress=len(queries) > 64), self.dim)
+
+    def search(self, query: Any, k: int = 10) -> Matches:
+        """The k nearest images of one query.
+
+        Args:
+            query: an image (path, encoded bytes, Pillow picture, uint8 array (H, W[, 3])) or a vector (D,).
+            k: how many at most.
+        """
+        if isinstance(query, np.ndarray | list | tuple) and np.ndim(query) == 1:
+            return self.search_vectors(np.asarray(query)[None], k)[0]
+        return self.search_vectors(self.embed([query]), k)[0]
+
+    def search_many(self, queries: Sequence[Any], k: int = 10) -> list[Matches]:
+        """The k nearest images of each of several query images."""
+        return self.search_vectors(self.embed(queries), k) if len(queries) else []
+
+    def search_vectors(self, vectors: npt.ArrayLike, k: int = 10) -> list[Matches]:
+        """The k nearest images of each vector of (Q, D)."""
+        return self._matches(self.engine.search(unit_vectors(vectors, self.dim), _positive(k)))
+
+    def search_row(self, row: int, k: int = 10) -> Matches:
+        """The k nearest images of an indexed one, without itself. An unknown id raises KeyError."""
+        found = self.engine.search(self.engine.vectors([row]), _positive(k) + 1)
+        others = found.ids[0] != row
+        kept = Neighbours(found.ids[:, others][:, :k], found.similarities[:, others][:, :k])
+        return self._matches(kept)[0]
+
+    def _matches(self, found: Neighbours) -> list[Matches]:
+        rows = dict.fromkeys(found.ids[found.ids >= 0].ravel().tolist())
+        by_id = {row.id: row for row in self.engine.rows(list(rows))}
+        threshold, result = self.threshold, []
+        for ids, similarities in zip(found.ids.tolist(), found.similarities.tolist(), strict=True):
+            hits = [
+                Hit(rank, number, by_id[number].path, by_id[number].label, similarity)
+                for rank, (number, similarity) in enumerate(zip(ids, similarities, strict=True), start=1)
+                if number >= 0  # an approximate index may find fewer
+            ]
+            result.append(Matches(tuple(hits), threshold))
+        return result
+
+    def file(self, row: Row) -> Path:
+        """Where a row's image lies; one that leads outside the image root (`..`, a link) is refused."""
+        root = self.root.resolve()
+        file = (root / row.path).resolve()
+        if not file.is_relative_to(root):
+            raise InputError(f"{row.path} leads outside the image root: it is not shown.")
+        return file
+
+    def close(self) -> None:
+        """Let go of files and connections."""
+        self.engine.close()
+
+
+def _positive(k: int) -> int:
+    if k < 1:
+        raise InputError(f"k is the number of images to find, at least 1, not {k}.")
+    return k

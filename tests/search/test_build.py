@@ -1,0 +1,193 @@
+"""Building: incremental by content, resumable, and either the old index or the new one after a kill."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from forerank.errors import InputError
+from forerank.models import Retriever
+from forerank.search import Index, build_index, open_engine
+
+
+def vectors_by_path(address):
+    engine = open_engine(address)
+    try:
+        return {row.path: vector for rows, vs in engine.scan() for row, vector in zip(rows, vs, strict=True)}
+    finally:
+        engine.close()
+
+
+def same_as_from_scratch(address, model_folder, image_folder, labels=True):
+    """Whether an index holds what embedding every image anew gives."""
+    files = sorted(image_folder.rglob("*.png"))
+    expected = Retriever.load(model_folder).embed(files, progress=False)
+    have = vectors_by_path(address)
+    assert set(have) == {file.relative_to(image_folder).as_posix() for file in files}
+    for file, vector in zip(files, expected, strict=True):
+        np.testing.assert_allclose(have[file.relative_to(image_folder).as_posix()], vector, atol=1e-5)
+
+
+def test_only_new_and_changed_images_are_embedded(address, model_folder, image_folder):
+    first = build_index(model_folder, image_folder, address)
+    assert (first.count, first.embedded, first.kept) == (12, 12, 0)
+    again = build_index(model_folder, image_folder, address)
+    assert not again.changed
+    assert again.embedded == 0
+
+    shutil.move(image_folder / "class0/00.png", image_folder / "class1/moved.png")
+    Image.new("L", (32, 32), 77).save(image_folder / "class1/01.png")
+    Image.new("L", (32, 32), 200).save(image_folder / "class2/new.png")
+    (image_folder / "class2/02.png").unlink()
+    third = build_index(model_folder, image_folder, address)
+    assert (third.count, third.embedded, third.kept, third.removed) == (12, 2, 10, 2)
+    same_as_from_scratch(address, model_folder, image_folder)
+
+
+def test_a_change_that_size_and_time_do_not_show_is_seen(tmp_path, model_folder, image_folder):
+    """The file is rewritten with as many bytes in the same tick as the scan: only its content tells."""
+    file = image_folder / "class0/00.png"
+    Image.new("L", (32, 32), 10).save(file.with_suffix(".bmp"))
+    file.with_suffix(".bmp").rename(file)
+    build_index(model_folder, image_folder, tmp_path / "index")
+    stamp = file.stat()
+    Image.new("L", (32, 32), 240).save(file.with_suffix(".bmp"))
+    file.with_suffix(".bmp").rename(file)
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert file.stat().st_size == stamp.st_size
+    assert build_index(model_folder, image_folder, tmp_path / "index").embedded == 1
+
+
+def test_old_files_are_not_read_again_unless_asked(tmp_path, model_folder, image_folder, monkeypatch):
+    for file in image_folder.rglob("*.png"):
+        os.utime(file, ns=(0, 10**9))
+    build_index(model_folder, image_folder, tmp_path / "index")
+    import forerank.search.build as build
+
+    read = []
+    monkeypatch.setattr(
+        build, "hash_file", lambda path, real=build.hash_file: read.append(path) or real(path)
+    )
+    build_index(model_folder, image_folder, tmp_path / "index")
+    assert read == []
+    build_index(model_folder, image_folder, tmp_path / "index", rehash=True)
+    assert len(read) == 12
+
+
+def test_unreadable_images_are_left_out_and_named(tmp_path, model_folder, image_folder):
+    (image_folder / "class0/broken.png").write_bytes(b"not a picture")
+    whole = (image_folder / "class1/01.png").read_bytes()
+    (image_folder / "class1/torn.png").write_bytes(whole[: len(whole) // 2])
+    report = build_index(model_folder, image_folder, tmp_path / "index")
+    assert set(report.skipped) == {"class0/broken.png", "class1/torn.png"}
+    assert "not an image" in report.skipped["class0/broken.png"]
+    assert report.count == 12
+    with pytest.raises(InputError, match="cannot index"):
+        build_index(model_folder, image_folder, tmp_path / "strict", on_bad="refuse")
+
+
+def test_another_model_is_refused_with_the_reason(address, model_folder, other_model_folder, image_folder):
+    build_index(model_folder, image_folder, address)
+    with pytest.raises(InputError, match="built with another model.*cannot be compared"):
+        build_index(other_model_folder, image_folder, address)
+    with pytest.raises(InputError, match="built with another model.*cannot be compared"):
+        Index.open(address, model=other_model_folder)
+    same_as_from_scratch(address, model_folder, image_folder)
+
+
+def test_replace_builds_anew_with_another_model(tmp_path, model_folder, other_model_folder, image_folder):
+    build_index(model_folder, image_folder, tmp_path / "index")
+    report = build_index(other_model_folder, image_folder, tmp_path / "index", replace=True)
+    assert report.embedded == 12
+    same_as_from_scratch(tmp_path / "index", other_model_folder, image_folder)
+
+
+def test_a_flat_folder_has_no_labels(tmp_path, model_folder, image_folder):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for file in image_folder.rglob("*.png"):
+        shutil.copy(file, flat / file.name)
+    build_index(model_folder, flat, tmp_path / "index")
+    index = Index.open(tmp_path / "index")
+    assert not index.meta["labelled"]
+    assert index.search(flat / "03.png", 1)[0].path == "03.png"
+
+
+def test_an_index_has_no_pickle_and_needs_only_its_folder(tmp_path, model_folder, image_folder):
+    build_index(model_folder, image_folder, tmp_path / "index")
+    moved = tmp_path / "elsewhere"
+    shutil.move(tmp_path / "index", moved)
+    for file in moved.rglob("*"):
+        if file.is_file():
+            assert b"\x80\x04\x95" not in file.read_bytes(), f"{file} looks pickled"
+    with pytest.raises(ValueError, match="allow_pickle"):
+        np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
+        np.load(tmp_path / "objects.npy", allow_pickle=False)
+    assert Index.open(moved).search(image_folder / "class0/00.png", 1)[0].path == "class0/00.png"
+
+
+def test_a_damaged_index_is_refused_by_name(tmp_path, model_folder, image_folder):
+    build_index(model_folder, image_folder, tmp_path / "index")
+    vectors = next((tmp_path / "index").glob("generation-*/vectors.npy"))
+    vectors.write_bytes(vectors.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"vectors\.npy is damaged"):
+        Index.open(tmp_path / "index")
+
+
+def test_a_folder_with_other_things_is_not_taken_for_an_index(model_folder, image_folder):
+    with pytest.raises(InputError, match="holds other things"):
+        build_index(model_folder, image_folder, image_folder)
+
+
+def test_two_writers_do_not_meet(tmp_path, model_folder, image_folder):
+    engine = open_engine(tmp_path / "index")
+    with engine.update(16, "somebody"), pytest.raises(InputError, match="another process is writing"):
+        build_index(model_folder, image_folder, tmp_path / "index")
+
+
+KILLED = """
+import sys, time
+import forerank.search.build as build
+from forerank.models import Retriever
+
+model, images, address = sys.argv[1:]
+slow = Retriever.load(model)
+embed = slow.embed
+def embed_aloud(*arguments, **options):
+    print("part", flush=True)
+    time.sleep(0.1)
+    return embed(*arguments, **options)
+slow.embed = embed_aloud
+build.build_index(slow, images, address, part=2)
+"""
+
+
+def test_killed_while_embedding_goes_on_where_it_was(address, model_folder, image_folder):
+    """Six parts of two images; killed when the fourth begins, three parts are acknowledged and none is lost."""
+    command = [sys.executable, "-c", KILLED, str(model_folder), str(image_folder), address]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    for _ in range(4):
+        assert process.stdout.readline() == b"part\n", process.stderr.read()[-800:]
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    report = build_index(model_folder, image_folder, address)
+    assert (report.count, report.resumed, report.embedded) == (12, 6, 6)
+    same_as_from_scratch(address, model_folder, image_folder)
+
+
+def test_a_reader_keeps_its_generation_while_a_writer_replaces_it(tmp_path, model_folder, image_folder):
+    build_index(model_folder, image_folder, tmp_path / "index")
+    reader = Index.open(tmp_path / "index")
+    reader.search(image_folder / "class0/00.png", 3)
+    (image_folder / "class0/00.png").unlink()
+    build_index(model_folder, image_folder, tmp_path / "index")
+    assert len(reader) == 12
+    assert len(reader.search_row(0, 20)) == 11
+    assert len(Index.open(tmp_path / "index")) == 11

@@ -1,0 +1,171 @@
+"""A local index is the old one or the new one, at whatever moment its writer is killed."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from forerank.errors import InputError
+from forerank.search import Row, generation, open_engine
+from forerank.search.journal import Journal
+
+# The steps of putting a new state in force, each killed just before and just after.
+# (a number: which call of it is meant)
+MOMENTS = [
+    "write_rows",
+    "_write_vectors",
+    "save_model",
+    "write_durably 1",
+    "publish",
+    "sync_tree",
+    "sync_folder 1",
+]
+MOMENTS += ["sync_folder 2", "sync_folder 3", "write_durably 2", "sweep 2"]
+
+CUT = """
+import os, signal, sys
+import numpy as np
+from forerank.search import folder, generation
+from forerank.search.rows import Row
+
+address, moment, when = sys.argv[1:]
+moment, _, number = moment.partition(" ")
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def save_model(folder):
+    folder.mkdir()
+    (folder / "model.json").write_text("{}")
+
+if moment == "save_model":
+    save_model = (lambda real: lambda f: (when == "before" and die(), real(f), die()))(save_model)
+else:
+    owner = folder._FolderUpdate if moment == "_write_vectors" else generation
+    real = getattr(owner, moment)
+    calls = []
+    def cut(*arguments):
+        calls.append(1)
+        if len(calls) < int(number or 1):
+            return real(*arguments)
+        if when == "before":
+            die()
+        real(*arguments)
+        die()
+    setattr(owner, moment, cut)
+
+rows = [Row(f"{i}.png", "new", f"{i:032x}", 1, 1) for i in range(5, 15)]
+vectors = np.eye(16, dtype=np.float32)[5:15]
+engine = folder.FolderEngine(address)
+with engine.update(16, "model-a") as update:
+    new = [i for i, row in enumerate(rows) if row.content not in update.stored()]
+    update.put([rows[i] for i in new], vectors[new])
+    update.finish(rows, {"model": {"fingerprint": "model-a"}}, save_model)
+"""
+
+
+def state(address):
+    engine = open_engine(address)
+    rows, vectors = next(iter(engine.scan()))
+    engine.close()
+    assert len({row.label for row in rows}) == 1
+    numbers = [int(row.path.removesuffix(".png")) for row in rows]
+    np.testing.assert_array_equal(vectors[np.argsort(numbers)], np.eye(16, dtype=np.float32)[sorted(numbers)])
+    return rows[0].label, sorted(numbers)
+
+
+def test_killed_at_any_moment_it_is_the_old_index_or_the_new(tmp_path, fill):
+    old = [Row(f"{i}.png", "old", f"{i:032x}", 1, 1) for i in range(10)]
+    engine = open_engine(tmp_path / "kept")
+    fill(engine, old, np.eye(16, dtype=np.float32)[:10])
+    seen = []
+    for moment in MOMENTS:
+        for when in ("before", "after"):
+            address = tmp_path / f"{moment}-{when}".replace(" ", "-")
+            shutil.copytree(tmp_path / "kept", address)
+            killed = subprocess.run(
+                [sys.executable, "-c", CUT, str(address), moment, when], capture_output=True, check=False
+            )
+            assert killed.returncode == -signal.SIGKILL, (moment, when, killed.stderr.decode()[-800:])
+            label, numbers = state(address)
+            assert numbers == (list(range(10)) if label == "old" else list(range(5, 15)))
+            seen.append(label)
+            # What the killed one had stored is not embedded again, and what it left behind goes away.
+            again = open_engine(address)
+            with again.update(16, "model-a") as update:
+                assert {f"{i:032x}" for i in range(5, 15)} <= update.stored()
+            again.tidy()
+            assert len(list(address.glob("generation-*"))) == 1
+            assert not list(address.glob("building-*"))
+    assert set(seen) == {"old", "new"}
+
+
+def test_a_torn_journal_gives_what_is_whole(tmp_path, random_vectors):
+    vectors = random_vectors(6, 8)
+    names = [f"{i:032x}" for i in range(6)]
+    journal = Journal(tmp_path / "log", 8, "model")
+    journal.append(names[:4], vectors[:4])
+    journal.close()
+    whole = (tmp_path / "log").read_bytes()
+    for cut in range(1, 4 * (16 + 32 + 4), 13):
+        (tmp_path / "log").write_bytes(whole[:-cut])
+        torn = Journal(tmp_path / "log", 8, "model")
+        assert torn.contents() == set(names[: (4 * 52 - cut) // 52])
+        torn.append(names[4:], vectors[4:])
+        torn.close()
+        again = Journal(tmp_path / "log", 8, "model")
+        np.testing.assert_array_equal(again.vectors(names[4:]), vectors[4:])
+        again.close()
+
+
+def test_a_flipped_bit_in_the_journal_is_not_believed(tmp_path, random_vectors):
+    journal = Journal(tmp_path / "log", 8, "model")
+    journal.append([f"{i:032x}" for i in range(3)], random_vectors(3, 8))
+    journal.close()
+    content = bytearray((tmp_path / "log").read_bytes())
+    content[-60] ^= 1
+    (tmp_path / "log").write_bytes(content)
+    assert len(Journal(tmp_path / "log", 8, "model").contents()) == 1
+
+
+def test_a_journal_of_another_model_is_started_anew(tmp_path, random_vectors):
+    journal = Journal(tmp_path / "log", 8, "model")
+    journal.append(["00" * 16], random_vectors(1, 8))
+    journal.close()
+    assert Journal(tmp_path / "log", 8, "other").contents() == set()
+
+
+def test_a_pointer_that_leads_elsewhere_is_refused(tmp_path):
+    (tmp_path / generation.CURRENT).write_text("../../etc\n")
+    with pytest.raises(InputError, match="damaged"):
+        open_engine(tmp_path).meta()
+
+
+def test_an_index_of_a_newer_format_is_refused(tmp_path, fill, make_rows, random_vectors):
+    engine = open_engine(tmp_path / "index")
+    fill(engine, make_rows(["a/1.png"]), random_vectors(1))
+    file = next((tmp_path / "index").glob("generation-*/meta.json"))
+    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(InputError, match="index format 2; this version reads 1"):
+        open_engine(tmp_path / "index").meta()
+
+
+def test_the_lock_goes_with_the_process(tmp_path, make_rows, random_vectors):
+    """A killed writer blocks nobody."""
+    code = "import sys, time; from forerank.search import open_engine\n"
+    code += "with open_engine(sys.argv[1]).update(16, 'm'): print('in', flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "index")], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"in\n"
+    with (
+        pytest.raises(InputError, match="another process is writing"),
+        open_engine(tmp_path / "index").update(16, "m"),
+    ):
+        pass
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    with open_engine(tmp_path / "index").update(16, "m"):
+        pass
