@@ -12,6 +12,7 @@ from forerank.errors import ForerankError, unknown
 
 # Verb -> (function, one line of help). Functions are imported only when their verb is used.
 VERBS: dict[str, tuple[str, str]] = {
+    "data": ("forerank.cli.data:app", "Data sets: list them, look at one, check every image, download."),
     "doctor": ("forerank.cli.doctor:doctor", "What this machine has, what is missing and how to get it."),
 }
 

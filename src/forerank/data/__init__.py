@@ -1,19 +1,24 @@
 """Images on disk -> a table -> labelled batches."""
 
+from forerank.data.check import Check, check_table
 from forerank.data.dataset import ImageDataset, collate
 from forerank.data.decode import BadImageError, read_image
 from forerank.data.open import open_table
 from forerank.data.preprocessing import Preprocessing, evaluation_view, training_view
+from forerank.data.registry import DATA_SETS
 from forerank.data.sampler import ClassBalancedSampler
 from forerank.data.split import hold_out, merge_classes, noisy_labels, random_gallery
 from forerank.data.table import Table
 
 __all__ = [
+    "DATA_SETS",
     "BadImageError",
+    "Check",
     "ClassBalancedSampler",
     "ImageDataset",
     "Preprocessing",
     "Table",
+    "check_table",
     "collate",
     "evaluation_view",
     "hold_out",

@@ -60,7 +60,8 @@ def read(root: Path) -> Table:
         )
     top = np.array([p.split("/")[0] for p in path])
     names = set(top.tolist())
-    split, query, gallery = np.full(len(path), "train"), None, None
+    split = np.full(len(path), "train")
+    query = gallery = np.ones(len(path), dtype=bool)
     folders = [p.rsplit("/", 1)[0] for p in path]
     if len(names) > 1 and all(name.lower() in PARTS for name in names) and all("/" in f for f in folders):
         split = np.array([PARTS[name.lower()] for name in top])
