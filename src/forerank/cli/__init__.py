@@ -14,6 +14,9 @@ from forerank.errors import ForerankError, unknown
 VERBS: dict[str, tuple[str, str]] = {
     "data": ("forerank.cli.data:app", "Data sets: list them, look at one, check every image, download."),
     "doctor": ("forerank.cli.doctor:doctor", "What this machine has, what is missing and how to get it."),
+    "embed": ("forerank.cli.embed:embed", "Turn pictures into vectors with a run, a model or a backbone."),
+    "export": ("forerank.cli.export:export", "Write a model as ONNX, checked against torch."),
+    "models": ("forerank.cli.models:app", "The backbones that a string can name."),
 }
 
 

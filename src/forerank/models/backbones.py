@@ -1,4 +1,4 @@
-"""Backbones by one string: the network it names, the weights that belong to it, how they want their pictures."""
+"""Backbones by one string: the network, the weights that belong to it, and how they want their pictures."""
 
 import fnmatch
 import importlib.util

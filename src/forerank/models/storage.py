@@ -120,6 +120,6 @@ def _about(file: Path) -> dict[str, Any]:
         raise InputError(f"{file} is damaged or not a safetensors file ({error})") from error
     if about.get("version") != VERSION:
         raise InputError(
-            f"{file} has model format {about.get('version')}, but this forerank reads format {VERSION}: upgrade it"
+            f"{file} has model format {about.get('version')}, and this forerank reads {VERSION}: upgrade it"
         )
     return {key: value for key, value in about.items() if key not in ("format", "version", "forerank")}
