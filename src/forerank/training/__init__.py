@@ -1,1 +1,41 @@
-""""""
+"""Table + model + loss -> run folder. The loop, large batches, checkpoints, several processes.
+
+Names are loaded on first use: reading a recipe does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_HOMES = {
+    "Recipe": "recipe",
+    "load_recipe": "recipe",
+    "override": "recipe",
+    "recipe_names": "recipe",
+    "begin_again": "record",
+    "is_run": "record",
+    "prepare_run": "record",
+    "read_history": "record",
+    "backward_in_chunks": "large_batch",
+    "is_first_process": "processes",
+    "joined": "processes",
+    "Outcome": "finish",
+    "embed_run": "finish",
+    "evaluate_run": "finish",
+    "train": "loop",
+}
+
+__all__ = list(_HOMES)  # noqa: PLE0605 - the names come from the dict above
+
+if TYPE_CHECKING:
+    from forerank.training.finish import Outcome, embed_run, evaluate_run
+    from forerank.training.large_batch import backward_in_chunks
+    from forerank.training.loop import train
+    from forerank.training.processes import is_first_process, joined
+    from forerank.training.recipe import Recipe, load_recipe, override, recipe_names
+    from forerank.training.record import begin_again, is_run, prepare_run, read_history
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"forerank.training.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'forerank.training' has no attribute {name!r}")

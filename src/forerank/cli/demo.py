@@ -1,0 +1,36 @@
+"""`forerank demo`."""
+
+import time
+from pathlib import Path
+
+from forerank.console import print_json, say
+
+
+def demo(*, run: Path = Path("runs/demo"), json: bool = False) -> None:
+    """The main job in about a minute: train PNP-Dq on the embedded characters, before and after on unseen ones.
+
+    Parameters
+    ----------
+    run:
+        Folder to write. A demo that was interrupted there is taken up; one that has ended is done again.
+    json:
+        Print the results as JSON.
+    """
+    from forerank.models import keep_freed_memory
+    from forerank.training import begin_again, load_recipe
+    from forerank.training import train as start
+
+    began = time.perf_counter()
+    keep_freed_memory()
+    say("glyphs: characters in the typefaces that matplotlib ships; the test characters are never trained on")
+    begin_again(run)
+    outcome = start(load_recipe("glyphs", ["name=demo"]), run)
+    if json:
+        print_json({"run": str(run), **outcome.results})
+        return
+    print(outcome)
+    print(f"\n{time.perf_counter() - began:.0f} s. Open {outcome.results['report']} in a browser.")
+    print("Try next:")
+    print("  forerank train ./my_images              your own images, one sub-folder a class")
+    print(f"  forerank train glyphs loss=PNP-Ds           another loss: forerank losses")
+    print(f"  forerank index {run} IMAGES -o INDEX    search with it, then: forerank serve INDEX")

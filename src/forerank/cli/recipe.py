@@ -1,0 +1,53 @@
+"""`forerank recipe`."""
+
+from cyclopts import App
+
+from forerank.console import format_table, print_json
+
+app = App(name="recipe", help_format="plaintext")
+
+
+@app.command(name="list")
+def list_recipes(*, json: bool = False) -> None:
+    """The recipes that come with Forerank.
+
+    Parameters
+    ----------
+    json:
+        Print the list as JSON.
+    """
+    from forerank.training.recipe import recipe_about, recipe_names
+
+    about = {name: recipe_about(name) for name in recipe_names()}
+    if json:
+        print_json(about)
+    else:
+        print(format_table(["recipe", "about"], [[name, text] for name, text in about.items()]))
+
+
+@app.command
+def show(source: str, *values: str, json: bool = False) -> None:
+    """Every value of a recipe, with what it means; the output is a recipe file.
+
+    Examples:
+
+        forerank recipe show sop
+        forerank recipe show sop variant=authors > my_recipe.yaml
+
+    Parameters
+    ----------
+    source:
+        A recipe's name, a recipe file, a run folder, or a folder of images.
+    values:
+        Values to change, as key=value.
+    json:
+        Print the values as JSON.
+    """
+    from forerank.training.recipe import flatten, load_recipe, recipe_text
+    from forerank.training.record import recipe_source
+
+    recipe = load_recipe(recipe_source(source), values)
+    if json:
+        print_json(flatten(recipe))
+    else:
+        print(recipe_text(recipe), end="")

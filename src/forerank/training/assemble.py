@@ -1,0 +1,197 @@
+"""Everything a run computes with, put together from a settled recipe."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forerank.data import Preprocessing, Table
+from forerank.models import EmbeddingModel, create_model, load_model, save_model
+from forerank.training.baselines import build_loss
+from forerank.training.batches import SMALL_IMAGES, Plan
+from forerank.training.checkpoint import BEST, optimiser_tensors, restore_optimiser, save_state
+from forerank.training.features import cached_features, features_key
+from forerank.training.measure import Part, feature_part, image_part
+from forerank.training.optimise import RunningMean, build_optimiser
+from forerank.training.processes import Processes
+from forerank.training.recipe import Recipe
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Assembly:
+    """Model, loss, optimiser and data of a run."""
+
+    recipe: Recipe
+    processes: Processes
+    model: EmbeddingModel
+    loss: nn.Module
+    optimiser: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    mean: RunningMean | None
+    plan: Plan
+    train: Part
+    chooser: Part | None  # the part that chooses the checkpoint; None: the last one is taken
+    test: Part
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All parameters that learn, the loss's own included."""
+        return [p for group in self.optimiser.param_groups for p in group["params"]]
+
+    def encode(self, inputs: Tensor) -> Tensor:
+        """Images, or cached features in head mode, to unit vectors (n, D) in the recipe's precision."""
+        return encode(self.model, inputs, self.recipe, self.processes.device)
+
+    def set_training(self, only_head: bool) -> None:
+        """Training mode; in the warm-up of the head the backbone stands still."""
+        self.model.train()
+        for group in self.optimiser.param_groups:
+            if group["name"] == "backbone":
+                for parameter in group["params"]:
+                    parameter.requires_grad_(not only_head)
+
+    @contextmanager
+    def as_the_model(self) -> Iterator[None]:
+        """Inside, the model is what would be shipped: in evaluation mode, with the running mean as its weights."""
+        if self.mean is not None:
+            self.mean.swap(self.model)
+        self.model.eval()
+        try:
+            yield
+        finally:
+            if self.mean is not None:
+                self.mean.swap(self.model)
+
+    def write(self, folder: Path, state: Mapping[str, Any], link: str) -> None:
+        """Fill a checkpoint folder: the model to ship for `best`, all that resuming needs for `last`."""
+        if link == BEST:
+            with self.as_the_model():
+                save_model(self.model, folder)
+            save_state(folder, state, {})
+            return
+        save_model(self.model, folder)
+        tensors = {f"optimiser.{k}": v for k, v in optimiser_tensors(self.optimiser).items()}
+        tensors |= {f"loss.{k}": v for k, v in self.loss.state_dict().items() if isinstance(v, Tensor)}
+        tensors |= {f"mean.{k}": v for k, v in (self.mean.tensors if self.mean else {}).items()}
+        tensors |= {
+            f"scaler.{k}": torch.tensor(v, dtype=torch.float64) for k, v in self.scaler.state_dict().items()
+        }
+        save_state(folder, state, tensors)
+
+    def restore(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Take up what `write` wrote under `last`."""
+
+        def named(prefix: str) -> dict[str, Tensor]:
+            return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+        self.model.load_state_dict(load_model(folder).state_dict())
+        restore_optimiser(self.optimiser, named("optimiser."))
+        self.loss.load_state_dict(named("loss."))
+        if self.mean is not None:
+            self.mean.restore(named("mean."))
+        scaler = {key: value.item() for key, value in named("scaler.").items()}
+        if scaler:
+            whole = ("growth_interval", "_growth_tracker")
+            self.scaler.load_state_dict({k: int(v) if k in whole else v for k, v in scaler.items()})
+
+    def describe(self, steps: int, done: int) -> str:
+        """One line about what is going to happen."""
+        r = self.recipe
+        learning = sum(p.numel() for p in self.parameters)
+        what = "a head on cached features" if r.mode == "head" else "all weights"
+        several = f", {self.processes.count} processes" if self.processes.count > 1 else ""
+        begun = f", from step {done:,}" if done else ""
+        return (
+            f"training {what} of {r.model.backbone} ({learning:,} parameters) with {r.loss.name} on "
+            f"{len(self.train.table):,} images of {len(self.train.table.classes):,} classes: {steps:,} steps of "
+            f"{r.batch.batch_size}{several}{begun}"
+        )
+
+
+def encode(model: EmbeddingModel, inputs: Tensor, recipe: Recipe, device: torch.device) -> Tensor:
+    """Images, or features in head mode, to unit vectors (n, D) float32."""
+    dtype = DTYPES.get(recipe.precision)
+    with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+        if recipe.mode == "head":
+            embedded = model.embed_features(inputs)
+        else:
+            embedded = model(inputs.contiguous(memory_format=torch.channels_last))
+    return embedded.float()
+
+
+def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
+    """The recipe's model; `plain`: as it was pretrained, without a head, which is what training is measured against."""
+    m = recipe.model
+    model = create_model(
+        m.backbone,
+        embedding_dim=None if plain else m.embedding_dim,
+        pooling=m.pooling,
+        layer_norm=m.layer_norm and not plain,
+        pretrained=m.pretrained,
+        freeze_batch_norm=m.freeze_batch_norm,
+        seed=recipe.seed,
+    )
+    model.preprocessing = replace(model.preprocessing, crop=recipe.data.crop)
+    return model
+
+
+def assemble(recipe: Recipe, tables: Mapping[str, Table], processes: Processes) -> Assembly:
+    """Build all parts of a run; in head mode this computes the backbone's features or finds them in the cache."""
+    device = processes.device
+    model = build_model(recipe).to(device)
+    loss = build_loss(recipe, len(tables["train"].classes), model.output_dim).to(device)
+    plan = Plan(recipe, tables["train"], processes)  # refuses impossible batches before the long work
+    if recipe.mode == "full":
+        model = model.to(memory_format=torch.channels_last)
+    parts = open_inputs(recipe, tables, model, processes)
+    head = [p for module in (model.layer_norm, model.head) if module is not None for p in module.parameters()]
+    inside = {id(p) for p in head}
+    backbone = [] if recipe.mode == "head" else [p for p in model.parameters() if id(p) not in inside]
+    if recipe.mode == "head":
+        for parameter in model.parameters():
+            parameter.requires_grad_(id(parameter) in inside)
+    if recipe.mode == "head" and len(parts["train"].table) != len(tables["train"]):
+        plan = Plan(recipe, parts["train"].table, processes)  # some images could not be read
+    chooser = parts["test"] if recipe.evaluation.choose_on == "test" else parts["validation"]
+    return Assembly(
+        recipe, processes, model, loss,
+        build_optimiser(recipe, backbone, head, loss.parameters()),
+        torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16"),
+        None if recipe.optimiser.ema is None else RunningMean(model, recipe.optimiser.ema),
+        plan, parts["train"], chooser if len(chooser.table) else None, parts["test"],
+    )  # fmt: skip
+
+
+def open_inputs(
+    recipe: Recipe, tables: Mapping[str, Table], model: EmbeddingModel, processes: Processes
+) -> dict[str, Part]:
+    """What the encoder reads of each part: images, or in head mode features."""
+    preprocessing: Preprocessing = model.preprocessing
+    small = preprocessing.resize <= SMALL_IMAGES
+    images = {name: image_part(table, preprocessing, recipe, name, cache=small) for name, table in tables.items()}
+    if recipe.mode == "full":
+        return images
+    model.eval()
+    parts: dict[str, Part] = {}
+    for name, part in images.items():
+        if len(part.table) == 0:
+            parts[name] = part
+            continue
+        key = features_key(model, recipe.precision, part.table)
+        features, table = cached_features(
+            lambda x: _features(model, x, recipe, processes.device), part, key, recipe, processes
+        )
+        parts[name] = feature_part(table, features, name)
+    return parts
+
+
+def _features(model: EmbeddingModel, images: Tensor, recipe: Recipe, device: torch.device) -> Tensor:
+    dtype = DTYPES.get(recipe.precision)
+    with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+        return model.features(images.contiguous(memory_format=torch.channels_last)).float()

@@ -1,0 +1,142 @@
+"""Checkpoints that are either the old one or the new one, whatever happens while they are written.
+
+``RUN/last`` and ``RUN/best`` are links into ``RUN/checkpoints``. A checkpoint is written under a temporary name,
+flushed to the disk, renamed, and only then the link is replaced, which is one atomic step. A process killed at any
+moment, or a disk that fills up, leaves the link on the old checkpoint. Weights and optimiser state are safetensors,
+the rest is JSON: nothing is unpickled.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from forerank.errors import ForerankError
+
+LAST, BEST = "last", "best"
+
+
+class CheckpointError(ForerankError):
+    """A checkpoint could not be written; the one before it is intact."""
+
+
+def write_checkpoint(run: Path, name: str, links: tuple[str, ...], fill: Callable[[Path], None]) -> Path:
+    """Write ``RUN/checkpoints/NAME`` by `fill(folder)` and point the links at it; the old one goes afterwards.
+
+    >>> import tempfile
+    >>> run = Path(tempfile.mkdtemp())
+    >>> _ = write_checkpoint(run, "step-1", ("last",), lambda f: f.joinpath("a").write_text("one") and None)
+    >>> _ = write_checkpoint(run, "step-2", ("last",), lambda f: f.joinpath("a").write_text("two") and None)
+    >>> (run / "last" / "a").read_text(), sorted(p.name for p in (run / "checkpoints").iterdir())
+    ('two', ['step-2'])
+    """
+    store = run / "checkpoints"
+    store.mkdir(parents=True, exist_ok=True)
+    writing, final = store / f".writing-{name}", _unused(store, name)
+    try:
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir()
+        fill(writing)
+        for path in writing.rglob("*"):
+            _flush(path)
+        _flush(writing)
+        writing.rename(final)
+        _flush(store)
+        for link in links:
+            _point(run, link, final)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(writing, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(
+            f"cannot write a checkpoint in {run} ({reason}): the one before it is intact; "
+            f"make room, then resume with: forerank train {run}"
+        ) from error
+    clean_checkpoints(run)
+    return final
+
+
+def _unused(store: Path, name: str) -> Path:
+    """A folder that does not exist yet: what a link may point at is never touched."""
+    candidates = (store / (f"{name}.{i}" if i else name) for i in count())
+    return next(path for path in candidates if not path.exists())
+
+
+def _point(run: Path, link: str, target: Path) -> None:
+    fresh = run / f".{link}-new"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target.relative_to(run), target_is_directory=True)
+    fresh.replace(run / link)
+    _flush(run)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def clean_checkpoints(run: Path) -> None:
+    """Remove what no link points at: older checkpoints, and leftovers of a writer that was killed."""
+    store = run / "checkpoints"
+    if not store.is_dir():
+        return
+    wanted = {(run / link).resolve() for link in (LAST, BEST) if (run / link).exists()}
+    for path in store.iterdir():
+        if path.resolve() not in wanted:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def save_state(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write everything but the model: ``state.json`` and ``state.safetensors``."""
+    plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+    if plain:
+        save_file(plain, folder / "state.safetensors")
+    (folder / "state.json").write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def load_state(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What `save_state` wrote."""
+    try:
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        tensors = folder / "state.safetensors"
+        return state, load_file(tensors) if tensors.exists() else {}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ForerankError(
+            f"the checkpoint {folder} cannot be read ({error}): remove {folder} to begin anew"
+        ) from error
+
+
+def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state as named tensors: ``parameter number.name``.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2)); weight.grad = torch.ones(2)
+    >>> adam = torch.optim.Adam([weight]); _ = adam.step()
+    >>> sorted(optimiser_tensors(adam))
+    ['0.exp_avg', '0.exp_avg_sq', '0.step']
+    """
+    state = optimiser.state_dict()["state"]
+    return {
+        f"{number}.{name}": value
+        for number, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put the tensors of `optimiser_tensors` back; rates and the like follow from the recipe, not from here."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        state.setdefault(int(number), {})[name] = value
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})

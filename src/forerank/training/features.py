@@ -1,0 +1,74 @@
+"""Features of the frozen backbone, computed once and kept: training a head then takes seconds, not hours."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from forerank.console import say
+from forerank.data import Table
+from forerank.data.cache import cache_folder
+from forerank.models import EmbeddingModel
+from forerank.training.measure import Embedded, Encode, Part, embed
+from forerank.training.processes import Processes, wait_for_all
+from forerank.training.recipe import Recipe
+
+
+def features_key(model: EmbeddingModel, precision: str, table: Table) -> str:
+    """A name that changes when the weights below the head, the preprocessing or any image file changes."""
+    digest = hashlib.sha256(json.dumps([precision, model.preprocessing.to_dict()], sort_keys=True).encode())
+    for name, tensor in model.state_dict().items():
+        if name.startswith(("head.", "layer_norm.")):
+            continue
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    for relative, file in zip(table.path, table.files, strict=True):
+        about = file.stat() if file.exists() else None
+        digest.update(f"{relative}\0{(about.st_size, about.st_mtime_ns) if about else None}\n".encode())
+    if table.box is not None:
+        digest.update(np.ascontiguousarray(table.box).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def cached_features(
+    encode: Encode, part: Part, key: str, recipe: Recipe, processes: Processes
+) -> tuple[Tensor, Table]:
+    """Pooled features (n, C) of a part and the table of its readable rows, from the cache if they are there."""
+    file = cache_folder() / "features" / f"{key}.safetensors"
+    found = _read(file, part.table)
+    if found is None:
+        embedded = embed(encode, part, recipe, processes, title="features of")
+        found = torch.from_numpy(embedded.vectors), embedded.table
+        if processes.first:
+            _write(file, embedded, part.table)
+    wait_for_all(processes)
+    return found
+
+
+def _read(file: Path, table: Table) -> tuple[Tensor, Table] | None:
+    try:
+        stored = load_file(file)
+    except (OSError, SafetensorError):
+        return None
+    readable = stored["readable"].numpy().astype(bool)
+    return stored["features"], table if readable.all() else table.where(readable)
+
+
+def _write(file: Path, embedded: Embedded, table: Table) -> None:
+    """Keep the features; without room for them the run goes on without."""
+    readable = np.isin(table.path, embedded.table.path)
+    tensors = {"features": torch.from_numpy(embedded.vectors), "readable": torch.from_numpy(readable.astype(np.uint8))}
+    fresh = file.with_suffix(f".{os.getpid()}.new")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, fresh)
+        fresh.replace(file)
+    except (OSError, SafetensorError) as error:
+        fresh.unlink(missing_ok=True)
+        say(f"features are not kept for the next run: {error}")

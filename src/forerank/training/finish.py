@@ -1,0 +1,220 @@
+"""Before and after: the pretrained model measured first, the chosen one last, the report, and the verdict."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from forerank.console import format_table, say
+from forerank.metrics import Evaluation
+from forerank.metrics.result import PerQuery
+from forerank.models import EmbeddingModel, load_model, save_model
+from forerank.report import write_report
+from forerank.training.assemble import Assembly, build_model, encode, open_inputs
+from forerank.training.batches import SMALL_IMAGES
+from forerank.training.checkpoint import BEST, save_state, write_checkpoint
+from forerank.training.measure import Embedded, Part, embed, image_part, measure
+from forerank.training.prepare import choose_device, open_parts
+from forerank.training.processes import Processes, joined, wait_for_all
+from forerank.training.recipe import Recipe, load_recipe, recipe_text
+from forerank.training.record import RECIPE, RESULTS, Record, is_run, versions, write_json
+from forerank.errors import InputError
+
+BEFORE = "before.json"
+SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "recall@5", "recall@10", "map@r", "nmi")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run: metrics of the test part before and after, and where everything lies."""
+
+    run: Path
+    results: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return results_table(self.results["test"])
+
+
+def results_table(test: Mapping[str, Mapping[str, float]]) -> str:
+    """Rows of metrics in percent.
+
+    >>> print(results_table({"untrained": {"recall@1": 0.5}, "trained": {"recall@1": 0.75}}))
+    test       Recall@1
+    ---------  --------
+    untrained     50.00
+    trained       75.00
+    """
+    from forerank.report.readings import shown_name
+
+    found = next(iter(test.values()))
+    recalls = sorted((k for k in found if k.startswith("recall@")), key=lambda k: int(k.partition("@")[2]))
+    columns = [*recalls, *[k for k in ("map@r", "nmi") if k in found]]
+    rows = [[name, *[f"{100 * metrics[c]:.2f}" for c in columns]] for name, metrics in test.items()]
+    return format_table(["test", *[shown_name(c) for c in columns]], rows)
+
+
+def before_name(recipe: Recipe) -> str:
+    """What the model is called before training."""
+    return "zero-shot" if recipe.model.pretrained and recipe.model.backbone != "glyphnet" else "untrained"
+
+
+def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
+    """Measure the model as it came, keep it as the first `best`, and remember the numbers.
+
+    Returns:
+        "choice": recall@1 on the part that chooses (None without one); "test": name -> Evaluation.
+    """
+    recipe, processes = a.recipe, a.processes
+    stored = run / BEFORE
+    if stored.exists() and (run / BEST).exists():
+        known = json.loads(stored.read_text(encoding="utf-8"))
+        tests = {name: evaluation_from_dict(value) for name, value in known["test"].items()}
+        return {"choice": known["choice"], "test": tests}
+    wait_for_all(processes)
+    plain = build_model(recipe, plain=True).to(processes.device).eval()
+
+    def encode_plain(inputs: torch.Tensor) -> torch.Tensor:
+        return encode(plain, inputs, recipe, processes.device)
+
+    evaluations: dict[str, Evaluation] = {}
+    if plain.preprocessing.resize <= SMALL_IMAGES:
+        pixels = image_part(a.test.table, plain.preprocessing, recipe, "test", cache=True)
+        evaluations["pixels"] = measure(embed(_pixels, pixels, recipe, processes), recipe, processes, full=True)
+    name = before_name(recipe)
+    evaluations[name] = measure(embed(encode_plain, a.test, recipe, processes), recipe, processes, full=True)
+    choice = None
+    if a.chooser is a.test:
+        choice = float(evaluations[name]["recall@1"])
+    elif a.chooser is not None:
+        choice = float(measure(embed(encode_plain, a.chooser, recipe, processes), recipe, processes, full=False)["recall@1"])
+    if processes.first:
+        write_checkpoint(run, "pretrained", (BEST,), lambda folder: _write_plain(folder, plain, choice))
+        write_json(stored, {"choice": choice, "test": {k: e.to_dict() for k, e in evaluations.items()}})
+        shown = f", validation {100 * choice:.2f}" if choice is not None else ""
+        say(f"{name}: test recall@1 {100 * float(evaluations[name]['recall@1']):.2f}{shown}")
+    wait_for_all(processes)
+    return {"choice": choice, "test": evaluations}
+
+
+def evaluation_from_dict(plain: Mapping[str, Any]) -> Evaluation:
+    """The inverse of `Evaluation.to_dict`."""
+    arrays = plain.get("per_query")
+    return Evaluation(
+        figures=plain["metrics"],
+        intervals={name: (low, high) for name, (low, high) in plain.get("intervals", {}).items()},
+        optimistic=plain.get("optimistic", {}),
+        counts=plain["counts"],
+        settings=plain["settings"],
+        spread=plain.get("spread", {}),
+        per_query=None if arrays is None else PerQuery(**{name: np.asarray(v) for name, v in arrays.items()}),
+    )
+
+
+def _pixels(images: torch.Tensor) -> torch.Tensor:
+    """Images as vectors whose cosine is their correlation."""
+    flat = images.flatten(1)
+    return F.normalize(flat - flat.mean(1, keepdim=True))
+
+
+def _write_plain(folder: Path, model: EmbeddingModel, choice: float | None) -> None:
+    save_model(model, folder)
+    save_state(folder, {"step": 0, "best": choice, "pretrained": True}, {})
+
+
+def finish(run: Path, a: Assembly, before: Mapping[str, Any], record: Record, state: Mapping[str, Any]) -> Outcome:
+    """Measure the chosen model on the test part, write results and report."""
+    recipe, processes = a.recipe, a.processes
+    chosen = load_model(run / BEST).to(processes.device).eval()
+    embedded = embed(lambda x: encode(chosen, x, recipe, processes.device), a.test, recipe, processes)
+    after = measure(embedded, recipe, processes, full=True)
+    evaluations = {**before["test"], "trained": after}
+    notes = notes_of(recipe, state, before["choice"], a.test.table.notes)
+    seconds = sum(row.get("seconds", 0.0) for row in record.history)
+    results = {
+        "test": {name: _numbers(e) for name, e in evaluations.items()},
+        "best_step": state["best_step"],
+        "steps": state["step"],
+        "validation": {"before": before["choice"], "best": state["best"] if before["choice"] is not None else None},
+        "training_seconds": round(seconds, 1),
+        "waited_seconds": round(sum(row.get("waited", 0.0) for row in record.history), 1),
+        "notes": notes,
+        "report": str(run / "report.html"),
+        "versions": versions(),
+    }
+    record.add(state["step"], test=_numbers(after))
+    if processes.first:
+        for note in notes:
+            say(note)
+        write_report(
+            run / "report.html",
+            title=f"{recipe.name}: {recipe.loss.name} on {a.test.table.name}",
+            evaluations=evaluations,
+            table=embedded.table,
+            embeddings=embedded.vectors,
+            labels=embedded.table.label,
+            history=record.history,
+            recipe=load_plain(recipe),
+            versions=versions(),
+            notes=notes,
+        )
+        write_json(run / RESULTS, results)
+    wait_for_all(processes)
+    return Outcome(run, results)
+
+
+def load_plain(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as nested plain values."""
+    import yaml
+
+    plain: dict[str, Any] = yaml.safe_load(recipe_text(recipe))
+    return plain
+
+
+def notes_of(recipe: Recipe, state: Mapping[str, Any], choice: float | None, about_data: tuple[str, ...]) -> list[str]:
+    """What a reader must not miss."""
+    notes = list(about_data)
+    if choice is not None and state["best_step"] == 0:
+        notes.append(
+            f"training did not raise recall@1 on the validation classes above the {before_name(recipe)} model's "
+            f"{100 * choice:.2f}: that model is kept"
+        )
+    if choice is None:
+        notes.append("no validation classes were held out: the last checkpoint is the model")
+    if recipe.evaluation.choose_on == "test":
+        notes.append("the checkpoint was chosen by recall on the test part, as the authors did: its figures flatter")
+    if state["broken"]:
+        notes.append(f"training stopped at step {state['step']:,}: the loss was no longer a number; try a lower lr")
+    return notes
+
+
+def _numbers(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    return {key: float(value) for key, value in evaluation.items() if isinstance(value, int | float)}
+
+
+def finished_outcome(run: Path) -> Outcome:
+    """The outcome of a run that has ended."""
+    return Outcome(run, json.loads((run / RESULTS).read_text(encoding="utf-8")))
+
+
+def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
+    """Embeddings of a part of a run's data by its best model, sharded over the processes."""
+    run = Path(run)
+    if not is_run(run):
+        raise InputError(f"{run} is not a run folder: it has no {RECIPE}")
+    recipe = load_recipe(run / RECIPE, ["device=auto"])
+    with joined(choose_device(recipe.device)) as processes:
+        model = load_model(run / BEST).to(processes.device).eval()
+        table = open_parts(recipe)[split]
+        part = open_inputs(recipe, {split: table}, model, processes)[split]
+        return embed(lambda x: encode(model, x, recipe, processes.device), part, recipe, processes), recipe
+
+
+def evaluate_run(run: Path, split: str = "test") -> Evaluation:
+    """Evaluate a run's best model on the part of its data that training never saw."""
+    embedded, recipe = embed_run(run, split)
+    return measure(embedded, recipe, Processes(0, 1, torch.device('cpu')), full=True)

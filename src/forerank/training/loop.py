@@ -1,0 +1,204 @@
+"""The training loop: a table, a model and a loss become a run folder.
+
+One process and many run the same lines: start it with ``forerank train ...`` or with
+``torchrun --nproc-per-node N -m forerank train ...``. All randomness follows from the recipe's seed and the step, so
+the state of a run is its weights, the optimiser's moments and a few numbers; killed and resumed, it ends the same.
+"""
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from forerank.console import progress_bar, say
+from forerank.training.assemble import Assembly, assemble
+from forerank.training.baselines import build_loss, joint_loss
+from forerank.training.batches import Batch, Batches
+from forerank.training.checkpoint import BEST, LAST, clean_checkpoints, load_state, write_checkpoint
+from forerank.training.finish import Outcome, finish, finished_outcome, measure_before
+from forerank.training.interruption import InterruptedRun, Interruption
+from forerank.training.large_batch import backward_in_chunks
+from forerank.training.measure import embed, measure
+from forerank.training.optimise import rate_factor, set_rates
+from forerank.training.prepare import choose_device, open_parts, settle
+from forerank.training.processes import average_gradients, joined, largest, wait_for_all
+from forerank.training.recipe import Recipe
+from forerank.training.record import RESULTS, Record, claim_run
+
+
+@dataclass
+class State:
+    """Where a run stands; with the tensors of the assembly this is all that resuming needs."""
+
+    step: int = 0  # steps done
+    validated: int = -1  # the step of the last validation
+    best: float = -1.0  # best validation recall@1 so far
+    best_step: int = 0  # where it was reached; 0 is the pretrained model
+    stale: int = 0  # validations since then
+    broken: bool = False  # the loss was no longer a number
+
+
+def train(recipe: Recipe, run: Path) -> Outcome:
+    """Train by a recipe into a run folder; a run that was begun there is taken up where it stopped.
+
+    Raises:
+        InputError: the recipe, the data or the folder cannot work, said before any work starts.
+        InterruptedRun: a signal asked to stop; the run is saved.
+    """
+    device = choose_device(recipe.device)
+    with joined(device) as processes, Interruption() as interruption:
+        parts = open_parts(recipe)
+        recipe = settle(recipe, parts["train"], processes.count, device)
+        build_loss(recipe, classes=2, embedding_dim=8)  # a wrong name or argument is refused before any work
+        claim_run(run, recipe, processes)
+        if (run / RESULTS).exists():
+            return finished_outcome(run)
+        wait_for_all(processes)
+
+        with interruption.at_once():
+            a = assemble(recipe, parts, processes)
+            if processes.first:
+                clean_checkpoints(run)
+            before = measure_before(run, a)
+            state = _take_up(run, a, before["choice"])
+        steps = recipe.schedule.steps or recipe.schedule.epochs * a.plan.steps_per_epoch
+        validate_every = recipe.evaluation.every or a.plan.steps_per_epoch
+        save_every = recipe.save_every or validate_every
+        record = Record(run, processes, state.step, state.validated)
+        batches = Batches(recipe, a.plan, a.train.data, range(state.step, steps), processes.device)
+        stream, begun = iter(batches), state.step
+        if processes.first:
+            say(a.describe(steps, state.step))
+
+        with progress_bar("training", steps) as advance:
+            advance(state.step)
+            while True:
+                at_the_end = state.step >= steps
+                if state.validated < state.step and (at_the_end or state.step % validate_every == 0):
+                    _validate(a, state, record, run, interruption)
+                    _save(run, a, state, LAST)
+                elif state.step > begun and state.step % save_every == 0:
+                    _save(run, a, state, LAST)
+                if at_the_end or state.broken or _out_of_patience(state, recipe):
+                    break
+
+                began, waited = time.perf_counter(), batches.waited
+                factor = rate_factor(recipe, state.step, steps, a.plan.steps_per_epoch)
+                set_rates(a.optimiser, factor)
+                loss = _step(a, next(stream), state.step)
+                if not math.isfinite(loss):  # what was learned so far is kept, more steps would not help
+                    state.broken = True
+                    break
+                state.step += 1
+                record.add(
+                    state.step,
+                    epoch=(state.step - 1) // a.plan.steps_per_epoch,
+                    loss=loss,
+                    lr=factor * recipe.optimiser.lr,
+                    seconds=round(time.perf_counter() - began, 4),
+                    waited=round(batches.waited - waited, 4),
+                )
+                advance(1, note=f"loss {loss:.4f}")
+
+                stop = largest(interruption.signal, processes)
+                if stop:
+                    _save(run, a, state, LAST)
+                    record.close()
+                    raise InterruptedRun(run, state.step, stop)
+        del stream, batches  # ends the loading processes
+        try:
+            with interruption.at_once(processes.count == 1):
+                outcome = finish(run, a, before, record, asdict(state))
+        except KeyboardInterrupt:
+            raise InterruptedRun(run, state.step, interruption.signal) from None
+        finally:
+            record.close()
+        return outcome
+
+
+def _step(a: Assembly, batch: Batch, step: int) -> float:
+    """One step of all processes together; the loss."""
+    processes, recipe = a.processes, a.recipe
+    torch.manual_seed(hash_of(recipe.seed, step, processes.rank))
+    only_head = step < recipe.optimiser.head_warmup
+    a.set_training(only_head)
+
+    def loss_of(embeddings: torch.Tensor) -> torch.Tensor:
+        return joint_loss(a.loss, embeddings, torch.cat(batch.labels), torch.cat(batch.rows))
+
+    a.optimiser.zero_grad(set_to_none=True)
+    scale = a.scaler.get_scale()
+    if batch.chunked:
+        loss = backward_in_chunks(a.encode, batch.first(), batch.second(), loss_of, processes.device, scale)
+    else:
+        loss = loss_of(a.encode(torch.cat(list(batch.first()))))
+        (loss * scale).backward()
+    if not torch.isfinite(loss):  # the same in all processes: it is the loss of the joint batch
+        return float(loss.detach())
+    average_gradients(a.parameters, processes)
+    a.scaler.unscale_(a.optimiser)
+    if recipe.optimiser.clip is not None:
+        torch.nn.utils.clip_grad_norm_(a.parameters, recipe.optimiser.clip)
+    a.scaler.step(a.optimiser)
+    a.scaler.update()
+    if a.mean is not None:
+        a.mean.update(a.model)
+    return float(loss.detach())
+
+
+def hash_of(*numbers: int) -> int:
+    """A seed made of several numbers, so that neighbouring ones give unrelated streams.
+
+    >>> hash_of(0, 1, 0) != hash_of(0, 0, 1)
+    True
+    """
+    import numpy as np
+
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _out_of_patience(state: State, recipe: Recipe) -> bool:
+    patience = recipe.evaluation.patience
+    return patience is not None and state.stale >= patience
+
+
+def _validate(a: Assembly, state: State, record: Record, run: Path, interruption: Interruption) -> None:
+    """Measure on the part that chooses, and keep the model if it is the best so far."""
+    if a.chooser is None:
+        state.validated = state.best_step = state.step
+        _save(run, a, state, BEST)
+        return
+    try:
+        with interruption.at_once(a.processes.count == 1), a.as_the_model():
+            found = measure(embed(a.encode, a.chooser, a.recipe, a.processes), a.recipe, a.processes, full=False)
+    except KeyboardInterrupt:
+        _save(run, a, state, LAST)
+        raise InterruptedRun(run, state.step, interruption.signal) from None
+    state.validated = state.step
+    recall = float(found["recall@1"])
+    improved = recall > state.best
+    state.stale = 0 if improved else state.stale + 1
+    if improved:
+        state.best, state.best_step = recall, state.step
+        _save(run, a, state, BEST)
+    record.add(state.step, validation={"recall@1": recall, "map@r": float(found["map@r"])})
+    if a.processes.first:
+        say(f"step {state.step:,}: validation recall@1 {100 * recall:.2f}{', the best so far' if improved else ''}")
+
+
+def _save(run: Path, a: Assembly, state: State, link: str) -> None:
+    """Write the checkpoint `last` (everything) or `best` (the model), by the first process."""
+    if a.processes.first:
+        write_checkpoint(run, f"{link}-{state.step:07d}", (link,), lambda folder: a.write(folder, asdict(state), link))
+    wait_for_all(a.processes)
+
+
+def _take_up(run: Path, a: Assembly, choice: float | None) -> State:
+    """The state of the last checkpoint, its tensors put back; a new state if there is none."""
+    if not (run / LAST).exists():
+        return State(validated=0, best=-1.0 if choice is None else choice)
+    plain, tensors = load_state(run / LAST)
+    a.restore(run / LAST, tensors)
+    return State(**plain)

@@ -1,0 +1,105 @@
+"""Embed a part of the data, sharded over the processes, and measure retrieval on it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from forerank.console import progress_bar
+from forerank.data import ImageDataset, Table
+from forerank.data.dataset import collate
+from forerank.metrics import Evaluation, evaluate
+from forerank.training.batches import FeatureRows, loading_processes
+from forerank.training.processes import Processes, collect, shard
+from forerank.training.recipe import Recipe
+
+Encode = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Training, validation or test rows with what the encoder reads: images, or cached features."""
+
+    table: Table
+    data: Dataset[Any]
+    title: str
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Embeddings (n, D) float32 of the rows that could be read, and the table of just those rows."""
+
+    vectors: np.ndarray
+    table: Table
+
+
+def embed(encode: Encode, part: Part, recipe: Recipe, processes: Processes, title: str = "embedding") -> Embedded:
+    """Embed every row once, each process its share; all processes receive all rows."""
+    rows = list(shard(len(part.table), processes))
+    vectors: Tensor | None = None
+    workers = loading_processes(recipe, part.data)
+    loader = DataLoader(
+        part.data,
+        batch_sampler=[rows[i : i + recipe.evaluation.embed_batch]
+                       for i in range(0, len(rows), recipe.evaluation.embed_batch)],
+        num_workers=min(workers, max(1, len(rows) // 256)) if workers else 0,
+        collate_fn=collate,
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    with torch.inference_mode(), progress_bar(f"{title} {part.title}", len(rows)) as advance:
+        for inputs, _, found in loader:
+            embedded = encode(inputs.to(processes.device)).float().cpu()
+            if vectors is None:
+                # Rows that cannot be read stay NaN and are dropped below, whichever process met them.
+                vectors = torch.full((len(rows), embedded.shape[1]), torch.nan)
+            vectors[found - rows[0]] = embedded
+            advance(len(found))
+    if vectors is None:  # more processes than rows: learn the width from the others
+        width = encode(collate([part.data[0]])[0].to(processes.device)).shape[1]  # type: ignore[list-item]
+        vectors = torch.empty((0, width))
+    everything = collect(vectors, len(part.table), processes).numpy()
+    readable = ~np.isnan(everything[:, 0])
+    if readable.all():
+        return Embedded(everything, part.table)
+    return Embedded(everything[readable], part.table.where(readable))
+
+
+def measure(embedded: Embedded, recipe: Recipe, processes: Processes, *, full: bool) -> Evaluation:
+    """Retrieval metrics of embedded rows by the table's own protocol; all processes take part.
+
+    Args:
+        full: all metrics with confidence intervals, for the report; otherwise only what chooses a checkpoint.
+    """
+    table = embedded.table
+    ks = [k for k in recipe.evaluation.ks if k < len(table)] or [1]
+    split = not (table.is_query.all() and table.is_gallery.all())
+    return evaluate(
+        embedded.vectors,
+        table.label_ids,
+        queries=np.flatnonzero(table.is_query) if split else None,
+        gallery=np.flatnonzero(table.is_gallery) if split else None,
+        ks=tuple(ks) if full else (1,),
+        nmi=full and recipe.evaluation.nmi,
+        distances=full,
+        ignore=table.sequence,
+        per_query=full,
+        bootstrap=1000 if full else 0,
+        distributed=processes.count > 1,
+    )
+
+
+def image_part(table: Table, preprocessing: object, recipe: Recipe, title: str, *, cache: bool) -> Part:
+    """A part read as images."""
+    data = ImageDataset(
+        table, preprocessing, on_bad=recipe.data.on_bad, cache=cache, seed=recipe.seed  # type: ignore[arg-type]
+    )
+    return Part(table, data, title)
+
+
+def feature_part(table: Table, features: Tensor, title: str) -> Part:
+    """A part read as cached features."""
+    return Part(table, FeatureRows(features, table.label_ids.tolist()), title)

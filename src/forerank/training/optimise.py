@@ -1,0 +1,99 @@
+"""What moves the weights: parameter groups, the learning rate of a step, a running mean of the weights."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from forerank.training.recipe import Optimiser, Recipe
+
+
+def build_optimiser(
+    recipe: Recipe, backbone: Iterable[nn.Parameter], head: Iterable[nn.Parameter], loss: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """One group each for the backbone, the head and the loss's own parameters, with their own rates.
+
+    >>> weight = nn.Parameter(torch.ones(1))
+    >>> [group["peak_lr"] for group in build_optimiser(Recipe(), [], [weight], []).param_groups]
+    [1e-05]
+    """
+    o: Optimiser = recipe.optimiser
+    rates = {
+        "backbone": (list(backbone), o.lr, o.weight_decay),
+        "head": (list(head), o.lr if o.head_lr is None else o.head_lr, o.weight_decay),
+        # Proxies and margins are positions, not weights: no decay pulls them to zero.
+        "loss": (list(loss), 100 * o.lr if o.loss_lr is None else o.loss_lr, 0.0),
+    }
+    groups = [
+        {"params": parameters, "lr": rate, "peak_lr": rate, "weight_decay": decay, "name": name}
+        for name, (parameters, rate, decay) in rates.items()
+        if parameters
+    ]
+    if o.algorithm == "sgd":
+        return torch.optim.SGD(groups, lr=o.lr, momentum=0.9)
+    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[o.algorithm](groups, lr=o.lr)
+
+
+def rate_factor(recipe: Recipe, step: int, steps: int, steps_per_epoch: int) -> float:
+    """Factor on the learning rate at a step: a function of the step alone, so nothing has to be saved.
+
+    >>> from forerank.training.recipe import override
+    >>> cosine = override(Recipe(), ["schedule.kind=cosine", "warmup_steps=10"])
+    >>> [round(rate_factor(cosine, step, 110, 10), 2) for step in (0, 9, 10, 60, 109)]
+    [0.1, 1.0, 1.0, 0.5, 0.0]
+    >>> authors = override(Recipe(), ["schedule.kind=steps"])
+    >>> [round(rate_factor(authors, 10 * epoch, 4000, 10), 3) for epoch in (119, 120, 220)]
+    [1.0, 0.3, 0.09]
+    """
+    s = recipe.schedule
+    if step < s.warmup_steps:
+        return (step + 1) / s.warmup_steps
+    if s.kind == "steps":
+        passed: float = s.gamma ** sum(step // steps_per_epoch >= m for m in s.milestones)
+        return passed
+    if s.kind == "cosine":
+        done = (step - s.warmup_steps) / max(1, steps - s.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    return 1.0
+
+
+def set_rates(optimiser: torch.optim.Optimizer, factor: float) -> None:
+    """Set every group's rate to `factor` times its peak."""
+    for group in optimiser.param_groups:
+        group["lr"] = group["peak_lr"] * factor
+
+
+class RunningMean:
+    """A running (exponential) mean of a module's parameters; buffers are those of the module.
+
+    >>> layer = nn.Linear(1, 1, bias=False); _ = nn.init.zeros_(layer.weight)
+    >>> mean = RunningMean(layer, 0.5); _ = nn.init.ones_(layer.weight)
+    >>> mean.update(layer); mean.tensors["weight"].item()
+    0.5
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.tensors = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def update(self, module: nn.Module) -> None:
+        """Move a little towards the module's present weights."""
+        for name, parameter in module.named_parameters():
+            if name in self.tensors:
+                self.tensors[name].lerp_(parameter, 1 - self.decay)
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up saved values."""
+        for name, value in tensors.items():
+            self.tensors[name].copy_(value)
+
+    def swap(self, module: nn.Module) -> None:
+        """Exchange the module's weights and the mean; a second call undoes it."""
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if name in self.tensors:
+                    held = parameter.detach().clone()
+                    parameter.copy_(self.tensors[name])
+                    self.tensors[name].copy_(held)

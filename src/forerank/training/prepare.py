@@ -1,0 +1,156 @@
+"""Before the first step: the parts of the data, and a recipe in which nothing is left open."""
+
+import dataclasses
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from forerank.data import Table, hold_out, merge_classes, noisy_labels, open_table
+from forerank.errors import InputError
+from forerank.training.recipe import Recipe
+
+# Classes in a batch that nobody chose.
+USUAL_CLASSES = 64
+
+
+def choose_device(wanted: str) -> str:
+    """The device a recipe's `device` stands for on this machine.
+
+    >>> choose_device("cpu")
+    'cpu'
+    """
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(wanted).type
+    except RuntimeError as error:
+        raise InputError(f"unknown device {wanted!r}: give cpu, cuda, cuda:1 or mps") from error
+    missing = (kind == "cuda" and not torch.cuda.is_available()) or (
+        kind == "mps" and not torch.backends.mps.is_available()
+    )
+    if missing:
+        raise InputError(f"this machine has no {kind} device that torch can use: give device=cpu")
+    return wanted
+
+
+def open_parts(recipe: Recipe) -> dict[str, Table]:
+    """The tables "train", "validation" (may be empty) and "test", with classes held out where the data has none."""
+    d = recipe.data
+    table = open_table(d.source, root=d.root)
+    for name, share in (("data.validation", d.validation), ("data.test", d.test)):
+        if not 0 <= share < 1:
+            raise InputError(f"{name} must be at least 0 and below 1, not {share}")
+    has = set(table.counts())
+    needs_validation = "validation" not in has and d.validation > 0
+    needs_test = "test" not in has
+    if needs_test and d.test == 0:
+        raise InputError(f"{table.name} has no test part and data.test is 0: give a share of the classes to test on")
+    if needs_validation or needs_test:
+        # data.validation is a share of what remains for training once the test classes are taken away.
+        share = d.validation * (1 - d.test) if needs_test else d.validation
+        table = hold_out(
+            table, share if needs_validation else 0.0, recipe.seed, test=d.test if needs_test else 0.0
+        )
+    if d.merge_classes:
+        table = merge_classes(table, d.merge_classes, recipe.seed)
+    if d.noisy_labels:
+        table = noisy_labels(table, d.noisy_labels, recipe.seed)
+    parts = {split: table.select(split) for split in ("train", "validation", "test")}
+    for split in ("train", "test"):
+        if len(parts[split]) == 0:
+            raise InputError(f"{table.name} has no {split} images (source: {d.source})")
+    return parts
+
+
+def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
+    """The recipe with every open value decided, or one sentence about what cannot work.
+
+    Args:
+        train: the training part.
+        processes: how many compute together.
+        device: where, as `choose_device` answered.
+    """
+    b, e = recipe.batch, recipe.evaluation
+    classes = int((np.bincount(train.label_ids) >= 2).sum())  # a class of one image has no positive
+    _at_least(1, {"batch.images_per_class": b.images_per_class - 1, "evaluation.embed_batch": e.embed_batch},
+              {"batch.images_per_class": "be at least 2: an image needs a positive"})  # fmt: skip
+    optional = {
+        "batch.batch_size": b.batch_size, "batch.micro_batch": b.micro_batch, "evaluation.every": e.every,
+        "evaluation.patience": e.patience, "schedule.steps": recipe.schedule.steps,
+        "schedule.epochs": recipe.schedule.epochs, "save_every": recipe.save_every,
+        "model.embedding_dim": recipe.model.embedding_dim,
+    }  # fmt: skip
+    _at_least(1, {key: value for key, value in optional.items() if value is not None}, {})
+    size = b.batch_size
+    if size is None:
+        fitting = min(USUAL_CLASSES, classes) // processes * processes
+        size = max(fitting, processes) * b.images_per_class
+    if size % b.images_per_class:
+        raise InputError(
+            f"batch_size {size} is not divisible by images_per_class {b.images_per_class}: "
+            f"the nearest that is: {_nearest_multiple(size, b.images_per_class)}"
+        )
+    wanted = size // b.images_per_class
+    if wanted % processes:
+        raise InputError(
+            f"a batch of {wanted} classes cannot be shared evenly by {processes} processes: "
+            f"the nearest batch_size that can: {_nearest_multiple(size, processes * b.images_per_class)}"
+        )
+    if wanted < 2:
+        raise InputError(f"batch_size {size} with images_per_class {b.images_per_class} is one class: no negatives")
+    if wanted > classes:
+        raise InputError(
+            f"a batch of {wanted} classes needs as many training classes of two images or more, "
+            f"and {train.name} has {classes}: "
+            f"give batch_size={classes // processes * processes * b.images_per_class} or fewer"
+        )
+    share = size // processes
+    if b.micro_batch is not None and b.micro_batch > share:
+        of = f"the {share} images of each of {processes} processes" if processes > 1 else f"the batch of {size}"
+        raise InputError(f"micro_batch {b.micro_batch} is larger than {of}: make it smaller or leave it out")
+    if b.micro_batch is not None and not recipe.model.freeze_batch_norm:
+        raise InputError(
+            "micro_batch needs model.freeze_batch_norm=true: batch statistics of a part are not those of the batch"
+        )
+    _check_rates(recipe)
+    pretrained = recipe.model.pretrained and recipe.model.backbone != "glyphnet"
+    kind = torch.device(device).type
+    return dataclasses.replace(
+        recipe,
+        mode=recipe.mode if recipe.mode != "auto" else "head" if kind == "cpu" and pretrained else "full",
+        device=device,
+        precision=recipe.precision if recipe.precision != "auto" else "bf16" if _has_bf16(kind) else "fp32",
+        batch=replace(b, batch_size=size),
+    )
+
+
+def _at_least(least: int, values: dict[str, int], reasons: dict[str, str]) -> None:
+    for key, value in values.items():
+        if value < least:
+            raise InputError(f"{key} must {reasons.get(key, f'be at least {least}')}")
+
+
+def _check_rates(recipe: Recipe) -> None:
+    o, s = recipe.optimiser, recipe.schedule
+    for key, value in (("lr", o.lr), ("head_lr", o.head_lr), ("loss_lr", o.loss_lr), ("clip", o.clip)):
+        if value is not None and not value > 0:
+            raise InputError(f"optimiser.{key} must be above 0, not {value}")
+    if not o.weight_decay >= 0:
+        raise InputError(f"optimiser.weight_decay must be 0 or more, not {o.weight_decay}")
+    if o.ema is not None and not 0 < o.ema < 1:
+        raise InputError(f"optimiser.ema must lie between 0 and 1, not {o.ema}")
+    if o.head_warmup < 0 or s.warmup_steps < 0:
+        raise InputError("optimiser.head_warmup and schedule.warmup_steps must be 0 or more")
+    if recipe.precision == "fp16" and choose_device(recipe.device) == "cpu":
+        raise InputError("precision fp16 needs a GPU: on a CPU give precision=bf16 or fp32")
+    if recipe.mode == "head" and recipe.model.embedding_dim is None:
+        raise InputError("mode=head needs model.embedding_dim: without a head there is nothing to train")
+
+
+def _nearest_multiple(value: int, of: int) -> int:
+    return max(1, round(value / of)) * of
+
+
+def _has_bf16(kind: str) -> bool:
+    return kind == "cuda" and torch.cuda.is_bf16_supported()

@@ -1,0 +1,148 @@
+"""One process or many in the same lines: who am I, what do the others have.
+
+Every function here does the obvious thing in a single process, so the loop never asks how many there are.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from forerank.errors import ForerankError
+
+# A process that waits this long for another one takes it for dead. Long enough for rank 0 to write a
+# checkpoint and cluster a large test set while the others wait.
+PATIENCE = timedelta(minutes=30)
+BUCKET_BYTES = 25 * 2**20  # gradients are averaged in messages of about this size
+
+
+class LostProcessError(ForerankError):
+    """Another process of this run ended or stopped answering."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among the others: rank `rank` of `count`, computing on `device`."""
+
+    rank: int
+    count: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes files and speaks."""
+        return self.rank == 0
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one that speaks, by the environment that `torchrun` sets."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Processes]:
+    """Join the processes that `torchrun` started, or be the only one; leave them at the end.
+
+    >>> with joined("cpu") as processes:
+    ...     processes.rank, processes.count
+    (0, 1)
+    """
+    count, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    place = torch.device(device)
+    if place.type == "cuda" and place.index is None:
+        place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(place)
+    if count == 1 or dist.is_initialized():
+        yield Processes(rank if count > 1 else 0, count, place)
+        return
+    backend = "nccl" if place.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=PATIENCE)
+    try:
+        with readable_loss_of_processes():
+            yield Processes(rank, count, place)
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def readable_loss_of_processes() -> Iterator[None]:
+    """Turn the error of a broken collective call into a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        signs = ("Connection closed", "Connection reset", "gloo", "NCCL", "Broken pipe", "Timed out", "timed out")
+        if isinstance(error, dist.DistBackendError) or any(sign in str(error) for sign in signs):
+            first_line = str(error).strip().splitlines()[0]
+            raise LostProcessError(
+                f"another process of this run ended or stopped answering ({first_line}); the last checkpoint is "
+                "intact and the same command resumes from it"
+            ) from error
+        raise
+
+
+def average_gradients(parameters: Iterable[Tensor], processes: Processes) -> None:
+    """Replace every gradient by its mean over the processes, a bucket at a time."""
+    if processes.count == 1:
+        return
+    bucket: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        bucket.append(parameter.grad)
+        size += parameter.grad.numel() * parameter.grad.element_size()
+        if size >= BUCKET_BYTES:
+            _average(bucket, processes)
+            bucket, size = [], 0
+    if bucket:
+        _average(bucket, processes)
+
+
+def _average(tensors: Sequence[Tensor], processes: Processes) -> None:
+    flat = torch.cat([t.reshape(-1) for t in tensors])
+    dist.all_reduce(flat)
+    flat /= processes.count
+    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def largest(value: int, processes: Processes) -> int:
+    """The largest of the processes' values, known to all of them."""
+    if processes.count == 1:
+        return value
+    tensor = torch.tensor(value, device=processes.device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return int(tensor.item())
+
+
+def shard(n: int, processes: Processes) -> range:
+    """The rows out of `n` that this process takes.
+
+    >>> [list(shard(5, Processes(rank, 2, torch.device("cpu")))) for rank in (0, 1)]
+    [[0, 1, 2], [3, 4]]
+    """
+    each = -(-n // processes.count)
+    return range(min(n, processes.rank * each), min(n, (processes.rank + 1) * each))
+
+
+def collect(rows: Tensor, n: int, processes: Processes) -> Tensor:
+    """The (n, ...) rows of all processes, from each one's `shard`."""
+    if processes.count == 1:
+        return rows
+    each = -(-n // processes.count)
+    padded = rows.new_zeros((each, *rows.shape[1:]), device=processes.device)
+    padded[: len(rows)] = rows
+    parts = [torch.empty_like(padded) for _ in range(processes.count)]
+    dist.all_gather(parts, padded)
+    return torch.cat(parts)[:n].to(rows.device)
+
+
+def wait_for_all(processes: Processes) -> None:
+    """Return when every process has come here."""
+    if processes.count > 1:
+        dist.barrier()

@@ -1,0 +1,377 @@
+"""A recipe: every value of a run, in one frozen tree of dataclasses that YAML and ``key=value`` can fill.
+
+The recipe knows nothing of torch, so that listing and checking recipes stays instant.
+
+>>> from forerank.training.recipe import Recipe, override
+>>> recipe = override(Recipe(), ["lr=3e-4", "loss=pml:FastAPLoss", "batch_size=64"])
+>>> recipe.optimiser.lr, recipe.loss.name, recipe.batch.batch_size
+(0.0003, 'pml:FastAPLoss', 64)
+>>> override(Recipe(), ["optimiser.lrr=1"])
+Traceback (most recent call last):
+forerank.errors.InputError: unknown recipe key 'optimiser.lrr': did you mean 'optimiser.lr'?
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from forerank.errors import InputError, nearest, unknown
+
+
+def _value(default: Any, about: str) -> Any:
+    """A field with its default and the sentence that `forerank recipe show` prints beside it."""
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata={"about": about})
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which images, and how they are cut into training, validation and test classes."""
+
+    source: str = _value("glyphs", "a data set's name, a folder (one sub-folder a class) or a .csv table")
+    root: str | None = _value(None, "where the images of a named data set lie")
+    validation: float = _value(0.2, "share of the training classes held out to choose the checkpoint; 0: none")
+    test: float = _value(0.3, "share of all classes held out for the test, if the data brings no test part")
+    crop: Literal["paper", "official"] = _value(
+        "paper", "training view: random crop of 224 from 256, or the authors' RandomResizedCrop"
+    )
+    on_bad: Literal["refuse", "skip"] = _value("refuse", "an unreadable image ends the run, or is left out")
+    merge_classes: int = _value(0, "robustness study: merge every so many training classes into one; 0: off")
+    noisy_labels: float = _value(0.0, "robustness study: share of training labels made wrong")
+    workers: int | None = _value(None, "image loading processes; null: chosen by the machine")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Image batch -> unit vectors."""
+
+    backbone: str = _value("efficientnet-lite0", "see: forerank models list")
+    embedding_dim: int | None = _value(512, "length of an embedding; null: the backbone's features as they are")
+    pooling: Literal["average", "gem"] = _value("average", "how the feature map becomes one vector")
+    layer_norm: bool = _value(False, "layer norm before the linear embedding")
+    pretrained: bool = _value(True, "start from the backbone's published weights")
+    freeze_batch_norm: bool = _value(True, "keep batch-norm statistics as they are")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is minimised."""
+
+    name: str = _value("PNP-Dq", "see: forerank losses; or pml:NAME for a loss of pytorch-metric-learning")
+    memory: int = _value(0, "embeddings of past batches kept as further references (memory bank); 0: none")
+    options: dict[str, Any] = _value({}, "arguments of the loss, such as {alpha: 4, temperature: 0.01}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How images come together in one step."""
+
+    batch_size: int | None = _value(None, "images in a step, all processes together; null: fitted to the classes")
+    images_per_class: int = _value(4, "|P|: images of each class in a batch")
+    micro_batch: int | None = _value(None, "images in memory at once (gradient caching); null: the whole batch")
+    sampling: Literal["distinct", "official"] = _value(
+        "distinct", "classes of a batch distinct, or drawn with replacement as the authors do"
+    )
+    super_categories: int | None = _value(None, "draw each batch from so many super categories; null: from all")
+    hold_mb: int = _value(1024, "with micro_batch: images of a step are read again rather than held above this")
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """How weights move."""
+
+    algorithm: Literal["adam", "adamw", "sgd"] = _value("adam", "")
+    lr: float = _value(1e-5, "learning rate of the backbone, and of the head unless head_lr is given")
+    head_lr: float | None = _value(None, "learning rate of the embedding layer; null: lr")
+    loss_lr: float | None = _value(None, "learning rate of the loss's own parameters; null: 100 x lr")
+    weight_decay: float = _value(4e-4, "")
+    clip: float | None = _value(None, "largest norm of the gradient; null: no clipping")
+    head_warmup: int = _value(0, "steps in which only the new head learns")
+    ema: float | None = _value(None, "decay of a running mean of the weights, which is then the model; null: off")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long, and how the learning rate changes."""
+
+    kind: Literal["constant", "steps", "cosine"] = _value("constant", "steps: lr x gamma at each milestone")
+    epochs: int = _value(100, "length of the run, if steps is null")
+    steps: int | None = _value(None, "length of the run in steps")
+    warmup_steps: int = _value(0, "steps in which the learning rate rises from zero")
+    milestones: tuple[int, ...] = _value((120, 220, 250, 280), "epochs at which kind=steps lowers the rate")
+    gamma: float = _value(0.3, "factor of kind=steps")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When to look, at what, and when to stop."""
+
+    every: int | None = _value(None, "steps between validations; null: once an epoch")
+    patience: int | None = _value(10, "validations without a better recall before stopping; null: never")
+    choose_on: Literal["validation", "test"] = _value(
+        "validation", "part that chooses the checkpoint; test is what the authors did, and the report says so"
+    )
+    ks: tuple[int, ...] = _value((1, 10, 100, 1000), "k of the recalls at the end")
+    nmi: bool = _value(True, "cluster the test embeddings at the end")
+    embed_batch: int = _value(64, "images embedded at once when measuring")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Every value of a run."""
+
+    name: str = _value("run", "names the run folder")
+    variant: str | None = _value(None, "which variant of the recipe file was taken")
+    seed: int = _value(0, "all randomness follows from it")
+    mode: Literal["auto", "head", "full"] = _value(
+        "auto", "head: a new head on cached features of the frozen backbone; full: all weights; auto: by the machine"
+    )
+    device: str = _value("auto", "cpu, cuda, cuda:1, mps")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = _value("auto", "of the model; the loss is always in fp32")
+    save_every: int | None = _value(None, "steps between checkpoints; null: at each validation")
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    loss: Loss = field(default_factory=Loss)
+    batch: Batch = field(default_factory=Batch)
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    schedule: Schedule = field(default_factory=Schedule)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+
+
+# Values that change where and how fast a run is computed, but not which run it is.
+INCIDENTAL = frozenset({"device", "data.workers", "batch.hold_mb"})
+
+
+def flatten(recipe: Recipe) -> dict[str, Any]:
+    """Dotted key -> value, in the order of the file.
+
+    >>> flatten(Recipe())["batch.images_per_class"]
+    4
+    """
+    flat: dict[str, Any] = {}
+    for f in dataclasses.fields(recipe):
+        value = getattr(recipe, f.name)
+        if dataclasses.is_dataclass(value):
+            flat |= {f"{f.name}.{g.name}": getattr(value, g.name) for g in dataclasses.fields(value)}
+        else:
+            flat[f.name] = value
+    return flat
+
+
+def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys whose values differ and matter for the numbers.
+
+    >>> differences(Recipe(), override(Recipe(), ["seed=3", "workers=2"]))
+    {'seed': (0, 3)}
+    """
+    a, b = flatten(one), flatten(other)
+    return {k: (a[k], b[k]) for k in a if a[k] != b[k] and k not in INCIDENTAL}
+
+
+_SECTIONS = {f.name: f.type for f in dataclasses.fields(Recipe) if dataclasses.is_dataclass(f.type)}
+_KEYS = list(flatten(Recipe()))
+
+
+def recipe_from_dict(values: Mapping[str, Any], where: str, base: Recipe | None = None) -> Recipe:
+    """A recipe from nested values over `base` (or the defaults); unknown keys and wrong types are refused.
+
+    >>> recipe_from_dict({"seed": 1, "batch": {"batch_size": 8}}, "an example").batch.batch_size
+    8
+    >>> recipe_from_dict({"batch": {"batchsize": 8}}, "an example")
+    Traceback (most recent call last):
+    forerank.errors.InputError: unknown recipe key 'batch.batchsize' in an example: did you mean 'batch.batch_size'?
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in _SECTIONS and isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": inner_value for inner, inner_value in value.items()}
+        else:
+            flat[str(key)] = value
+    recipe = Recipe() if base is None else base
+    for key, value in flat.items():
+        recipe = _with(recipe, _full_key(key, f" in {where}"), value, where)
+    return recipe
+
+
+def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
+    """The recipe with ``key=value`` texts applied: dotted keys, or a key's last part where only one fits.
+
+    A section's name stands for its first key: ``loss=PNP-Ds`` is ``loss.name=PNP-Ds``.
+    """
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InputError(f"cannot read {text!r}: give values as key=value, for example lr=1e-4")
+        full = _full_key(key.strip(), "")
+        try:
+            parsed = yaml.safe_load(value) if value else None
+        except yaml.YAMLError as error:
+            raise InputError(f"cannot read the value of {text!r}: {value!r} is not a YAML value") from error
+        recipe = _with(recipe, full, parsed, f"{text!r}")
+    return recipe
+
+
+def _full_key(key: str, where: str) -> str:
+    """The dotted key that a key written by a person stands for."""
+    if key in _KEYS or key.startswith("loss.options."):
+        return key
+    if key in _SECTIONS:
+        return f"{key}.{dataclasses.fields(_SECTIONS[key])[0].name}"  # type: ignore[arg-type]
+    matches = [k for k in _KEYS if k.rpartition(".")[2] == key]
+    if len(matches) == 1:
+        return matches[0]
+    if len(matches) > 1:
+        raise InputError(f"recipe key {key!r}{where} could mean {' or '.join(matches)}: write it in full")
+    section, _, rest = key.partition(".")
+    if section == "loss" and rest and nearest(rest, ["name", "memory", "options"]) is None:
+        return f"loss.options.{rest}"  # the loss itself knows its arguments and refuses a wrong one by name
+    guess = nearest(key, _KEYS) or nearest(key, [k.rpartition(".")[2] for k in _KEYS])
+    hint = f": did you mean {guess!r}?" if guess else ": forerank recipe show folder lists them all"
+    raise InputError(f"unknown recipe key {key!r}{where}{hint}")
+
+
+def _with(recipe: Recipe, key: str, value: Any, where: str) -> Recipe:
+    """The recipe with one dotted key replaced, its type checked."""
+    section, _, rest = key.rpartition(".")
+    if section == "loss.options":
+        return dataclasses.replace(
+            recipe, loss=dataclasses.replace(recipe.loss, options={**recipe.loss.options, rest: value})
+        )
+    holder = getattr(recipe, section) if section else recipe
+    if dataclasses.is_dataclass(getattr(holder, rest)):
+        raise InputError(f"recipe key {key!r} in {where} holds several values: write it as a mapping")
+    converted = _convert(key, get_type_hints(type(holder))[rest], value, where)
+    changed = dataclasses.replace(holder, **{rest: converted})
+    return dataclasses.replace(recipe, **{section: changed}) if section else changed
+
+
+def _convert(key: str, kind: Any, value: Any, where: str) -> Any:
+    """`value` as the type of the field, or one sentence that says what was expected."""
+    options = get_args(kind) if get_origin(kind) not in (Literal, tuple, dict) and get_args(kind) else (kind,)
+    if value is None and type(None) in options:
+        return None
+    (kind,) = [o for o in options if o is not type(None)]
+    wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    if get_origin(kind) is Literal:
+        choices = [str(c) for c in get_args(kind)]
+        if str(value) in choices:
+            return str(value)
+        raise unknown(f"value of {key}", value, choices)
+    if get_origin(kind) is tuple:
+        items = value if isinstance(value, list | tuple) else [value]
+        return tuple(_convert(key, get_args(kind)[0], item, where) for item in items)
+    if get_origin(kind) is dict:
+        if isinstance(value, Mapping):
+            return {str(k): v for k, v in value.items()}
+        raise InputError(f"{key} in {where} must be a mapping such as {{alpha: 4}}, not {value!r}")
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if kind is float and not isinstance(value, bool):
+        try:  # YAML 1.1 reads 1e-4 as a text
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    if kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)
+    null = " or null" if type(None) in options else ""
+    raise InputError(f"{key} must be {wanted[kind]}{null}, not {value!r} (in {where})")
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """The whole recipe as YAML, every value present, with what each one means.
+
+    >>> print(recipe_text(Recipe()).splitlines()[2])
+    seed: 0                       # all randomness follows from it
+    """
+
+    def line(indent: str, f: "dataclasses.Field[Any]", value: Any) -> str:
+        plain = list(value) if isinstance(value, tuple) else value
+        shown = yaml.safe_dump(plain, default_flow_style=True, width=1000, allow_unicode=True)
+        text = f"{f.name}: {shown.removesuffix('...' + chr(10)).strip()}"
+        about = f.metadata.get("about", "")
+        return (f"{indent}{text}".ljust(29) + f" # {about}") if about else indent + text
+
+    lines: list[str] = []
+    for f in dataclasses.fields(recipe):
+        value = getattr(recipe, f.name)
+        if dataclasses.is_dataclass(value):
+            lines += [f"{f.name}:", *[line("  ", g, getattr(value, g.name)) for g in dataclasses.fields(value)]]
+        else:
+            lines.append(line("", f, value))
+    return "\n".join(lines) + "\n"
+
+
+def recipe_names() -> list[str]:
+    """The recipes shipped with the package.
+
+    >>> "glyphs" in recipe_names()
+    True
+    """
+    folder = resources.files("forerank.recipes")
+    return sorted(p.name.removesuffix(".yaml") for p in folder.iterdir() if p.name.endswith(".yaml"))
+
+
+def recipe_about(name: str) -> str:
+    """The first comment line of a shipped recipe: what it is for."""
+    text = (resources.files("forerank.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
+    return text.splitlines()[0].lstrip("# ").strip()
+
+
+def load_recipe(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
+    """A shipped recipe by name, a recipe file, or the recipe for a folder of images or a .csv table.
+
+    >>> load_recipe("sop").batch.batch_size
+    384
+    >>> load_recipe("sop", ["variant=authors"]).data.crop
+    'official'
+    >>> load_recipe("glyps")
+    Traceback (most recent call last):
+    forerank.errors.InputError: there is no recipe, recipe file, run folder, image folder or .csv table 'glyps': did you mean the recipe 'glyphs'?
+    """  # noqa: E501
+    chosen = list(assignments)
+    name, path = str(source), Path(source)
+    if name in recipe_names():
+        values = _read_yaml(resources.files("forerank.recipes") / f"{name}.yaml", f"the recipe {name}")
+        where = f"the recipe {name}"
+    elif path.suffix in (".yaml", ".yml") and path.is_file():
+        values, where = _read_yaml(path, str(path)), str(path)
+    elif path.is_dir() or (path.suffix == ".csv" and path.is_file()):
+        values = _read_yaml(resources.files("forerank.recipes") / "folder.yaml", "the recipe folder")
+        values |= {"name": path.resolve().stem or "images"}
+        values["data"] = {**values.get("data", {}), "source": str(path.resolve())}
+        where = "the recipe folder"
+    else:
+        guess = nearest(name, recipe_names())
+        hint = f": did you mean the recipe {guess!r}?" if guess else f" (recipes: {', '.join(recipe_names())})"
+        raise InputError(
+            f"there is no recipe, recipe file, run folder, image folder or .csv table {name!r}{hint}"
+        )
+    variants = values.pop("variants", {}) or {}
+    recipe = recipe_from_dict(values, where)
+    picked = [text for text in chosen if text.startswith("variant=")]
+    for text in picked:
+        variant = text.removeprefix("variant=")
+        if variant not in variants:
+            raise unknown(f"variant of {where}", variant, list(variants))
+        recipe = recipe_from_dict({**variants[variant], "variant": variant}, f"{where}, variant {variant}", recipe)
+    return override(recipe, [text for text in chosen if text not in picked])
+
+
+def _read_yaml(path: Any, where: str) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        at = f" at line {line + 1}" if line is not None else ""
+        raise InputError(f"{where} is not valid YAML{at}: {getattr(error, 'problem', error)}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{where} is not a recipe: a mapping such as 'seed: 0' was expected")
+    return values

@@ -1,0 +1,165 @@
+"""What a run leaves behind: recipe.yaml, metrics.jsonl, TensorBoard events, results.json."""
+
+import hashlib
+import json
+import platform
+import re
+import shlex
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forerank import __version__
+from forerank.errors import InputError
+from forerank.training.checkpoint import BEST, LAST
+from forerank.training.processes import Processes
+from forerank.training.recipe import Recipe, differences, load_recipe, recipe_text
+
+RECIPE, METRICS, RESULTS = "recipe.yaml", "metrics.jsonl", "results.json"
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder was written by a run."""
+    return (path / RECIPE).is_file()
+
+
+def resume_line(run: Path) -> str:
+    """The command that takes up a run."""
+    return f"forerank train {shlex.quote(str(run))}"
+
+
+def recipe_source(source: str | Path) -> Path | str:
+    """A run folder stands for the recipe in it."""
+    return Path(source) / RECIPE if is_run(Path(source)) else source
+
+
+def prepare_run(source: str | Path, values: Sequence[str], run: Path | None) -> tuple[Recipe, Path]:
+    """The recipe and the run folder that a command line asks for.
+
+    The same words always give the same folder, so that the same command resumes.
+
+    >>> recipe, run = prepare_run("glyphs", ["lr=1e-3", "loss=pml:FastAPLoss"], None)
+    >>> run.as_posix()
+    'runs/glyphs,lr=1e-3,loss=pml-FastAPLoss'
+    """
+    recipe = load_recipe(recipe_source(source), values)
+    if run is not None:
+        return recipe, run
+    if is_run(Path(source)):
+        return recipe, Path(source)
+    words = ",".join([recipe.name, *sorted(values)])
+    plain = re.sub(r"[^\w.=,+-]+", "-", words)
+    if len(plain) > 100:
+        plain = f"{plain[:80]}-{hashlib.sha256(words.encode()).hexdigest()[:10]}"
+    return recipe, Path("runs") / plain
+
+
+def begin_again(run: Path) -> None:
+    """Remove a run that has ended, so that it can be done again; one that was interrupted is left to be resumed."""
+    if is_run(run) and (run / RESULTS).exists():
+        shutil.rmtree(run)
+
+
+def claim_run(run: Path, recipe: Recipe, processes: Processes) -> None:
+    """Make the run folder this recipe's own, or refuse if it is another's."""
+    if is_run(run) and any((run / link).exists() for link in (LAST, BEST)):
+        other = differences(load_recipe(run / RECIPE), recipe)
+        if other:
+            key, (theirs, ours) = next(iter(other.items()))
+            more = f" and {len(other) - 1} more" if len(other) > 1 else ""
+            raise InputError(
+                f"the run folder {run} belongs to another recipe ({key} is {theirs} there and {ours} here{more}): "
+                f"give another --run, or resume it as it is with: {resume_line(run)}"
+            )
+    elif run.exists() and not is_run(run) and (not run.is_dir() or any(run.iterdir())):
+        raise InputError(f"{run} is not empty and not a run folder: give another --run")
+    elif processes.first:
+        run.mkdir(parents=True, exist_ok=True)
+        fresh = run / f".{RECIPE}.new"
+        fresh.write_text(recipe_text(recipe), encoding="utf-8")
+        fresh.replace(run / RECIPE)
+
+
+def read_history(run: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; a last line cut short by a kill is left out."""
+    rows: list[dict[str, Any]] = []
+    file = run / METRICS
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+class Record:
+    """Rows of numbers into metrics.jsonl and TensorBoard, by the first process only."""
+
+    def __init__(self, run: Path, processes: Processes, step: int, validated: int) -> None:
+        """Take up the record at `step`: rows of steps that will be done again are dropped."""
+        self.history = [
+            row for row in read_history(run)
+            if row["step"] < step or (row["step"] == step and ("validation" not in row or validated == step))
+        ]  # fmt: skip
+        self._file, self._board = None, None
+        if not processes.first:
+            return
+        from tensorboardX import SummaryWriter
+
+        fresh = run / f".{METRICS}.new"
+        fresh.write_text("".join(_line(row) for row in self.history), encoding="utf-8")
+        fresh.replace(run / METRICS)
+        self._file = (run / METRICS).open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def add(self, step: int, **values: Any) -> None:
+        """One row at a step; nested values are numbered in TensorBoard as group/name."""
+        row = {"step": step, **values}
+        self.history.append(row)
+        if self._file is None or self._board is None:
+            return
+        self._file.write(_line(row))
+        self._file.flush()
+        for name, value in _scalars(values):
+            self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        if self._file is not None and self._board is not None:
+            self._file.close()
+            self._board.close()
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row) + "\n"
+
+
+def _scalars(values: Mapping[str, Any], group: str = "") -> Iterable[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _scalars(value, f"{name}/")
+        elif isinstance(value, int | float):
+            yield group + name, float(value)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that the file is the old one or the new one."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def versions() -> dict[str, str]:
+    """What the run was computed with."""
+    import numpy
+    import torch
+
+    return {
+        "forerank": __version__,
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": str(torch.get_num_threads()),
+    }
