@@ -82,11 +82,12 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
         return encode(plain, inputs, recipe, processes.device)
 
     evaluations: dict[str, Evaluation] = {}
-    if plain.preprocessing.resize <= SMALL_IMAGES:
+    if recipe.evaluation.report and plain.preprocessing.resize <= SMALL_IMAGES:
         pixels = image_part(a.test.table, plain.preprocessing, recipe, "test", cache=True)
         evaluations["pixels"] = measure(embed(_pixels, pixels, recipe, processes), recipe, processes, full=True)
     name = before_name(recipe)
-    evaluations[name] = measure(embed(encode_plain, a.test, recipe, processes), recipe, processes, full=True)
+    if recipe.evaluation.report or a.chooser is a.test:
+        evaluations[name] = measure(embed(encode_plain, a.test, recipe, processes), recipe, processes, full=True)
     choice = None
     if a.chooser is a.test:
         choice = float(evaluations[name]["recall@1"])
@@ -95,8 +96,10 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     if processes.first:
         write_checkpoint(run, "pretrained", (BEST,), lambda folder: _write_plain(folder, plain, choice))
         write_json(stored, {"choice": choice, "test": {k: e.to_dict() for k, e in evaluations.items()}})
-        shown = f", validation {100 * choice:.2f}" if choice is not None else ""
-        say(f"{name}: test recall@1 {100 * float(evaluations[name]['recall@1']):.2f}{shown}")
+        known = {"test": float(evaluations[name]["recall@1"])} if name in evaluations else {}
+        known |= {"validation": choice} if choice is not None else {}
+        if known:
+            say(f"{name}: recall@1 " + ", ".join(f"{part} {100 * recall:.2f}" for part, recall in known.items()))
     wait_for_all(processes)
     return {"choice": choice, "test": evaluations}
 
@@ -143,25 +146,27 @@ def finish(run: Path, a: Assembly, before: Mapping[str, Any], record: Record, st
         "training_seconds": round(seconds, 1),
         "waited_seconds": round(sum(row.get("waited", 0.0) for row in record.history), 1),
         "notes": notes,
-        "report": str(run / "report.html"),
+        "broken": state["broken"],
+        "report": str(run / "report.html") if recipe.evaluation.report else None,
         "versions": versions(),
     }
     record.add(state["step"], test=_numbers(after))
     if processes.first:
         for note in notes:
             say(note)
-        write_report(
-            run / "report.html",
-            title=f"{recipe.name}: {recipe.loss.name} on {a.test.table.name}",
-            evaluations=evaluations,
-            table=embedded.table,
-            embeddings=embedded.vectors,
-            labels=embedded.table.label,
-            history=record.history,
-            recipe=load_plain(recipe),
-            versions=versions(),
-            notes=notes,
-        )
+        if recipe.evaluation.report:
+            write_report(
+                run / "report.html",
+                title=f"{recipe.name}: {recipe.loss.name} on {a.test.table.name}",
+                evaluations=evaluations,
+                table=embedded.table,
+                embeddings=embedded.vectors,
+                labels=embedded.table.label,
+                history=record.history,
+                recipe=load_plain(recipe),
+                versions=versions(),
+                notes=notes,
+            )
         write_json(run / RESULTS, results)
     wait_for_all(processes)
     return Outcome(run, results)

@@ -119,6 +119,9 @@ class Evaluation:
     )
     ks: tuple[int, ...] = _value((1, 10, 100, 1000), "k of the recalls at the end")
     nmi: bool = _value(True, "cluster the test embeddings at the end")
+    report: bool = _value(
+        True, "measure the untrained model on the test part too, write report.html; false for many short runs"
+    )
     embed_batch: int = _value(64, "images embedded at once when measuring")
 
 
