@@ -108,8 +108,7 @@ def ranking_svg(
     def centre(place: int) -> float:
         return _CELL * (place + 1.5) + 12
 
-    for j, i, charge in _arrows(ranking):
-        strength = charge / max(ranking.charges.max(), 1e-300)
+    for j, i, strength, charge in _arrows(ranking):
         a, b = centre(i), centre(j)
         rise = min(_ARROWS - 10, 22 + 11 * (i - j))
         thick = 1 + 2.6 * strength
@@ -174,12 +173,11 @@ def ranking_figure(
     """
     from matplotlib.figure import Figure
 
-    count = len(ranking.rows)
-    figure = Figure(figsize=(1.0 * (count + 1) + 0.4, 3.4), layout="constrained")
+    figure = Figure(figsize=(0.92 * (len(ranking.rows) + 1.4), 0.92 * 4.05), layout="constrained")
     axes = figure.add_subplot()
     _draw(axes, ranking, files, names)
     if title:
-        axes.set_title(title, fontsize=11, loc="left")
+        axes.set_title(title, fontsize=11, loc="left", parse_math=False)
     return _save(figure, Path(path))
 
 
@@ -188,8 +186,7 @@ def _draw(
 ) -> None:
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-    for j, i, charge in _arrows(ranking):
-        strength = charge / max(ranking.charges.max(), 1e-300)
+    for j, i, strength, _ in _arrows(ranking):
         arrow = FancyArrowPatch(
             (i, 0.5),
             (j, 0.5),
@@ -241,15 +238,17 @@ def _draw(
     axes.axis("off")
 
 
-def _arrows(ranking: Ranking) -> list[tuple[int, int, float]]:
-    """(negative's place, positive's place, charge) of every arrow inside the shown part, weakest first."""
+def _arrows(ranking: Ranking) -> list[tuple[int, int, float, float]]:
+    """(negative's place, positive's place, strength to draw, charge) of the shown arrows, weakest first."""
     found = [
         (j, int(i), float(ranking.charges[i]))
         for i in np.flatnonzero(ranking.is_positive)
         for j in range(int(i))
         if not ranking.is_positive[j] and ranking.similarities[j] > ranking.similarities[i]
     ]
-    return sorted(found, key=lambda arrow: arrow[2])
+    # Relative to the strongest arrow drawn: a positive before all negatives charges nobody, whatever f'(0).
+    strongest = max((charge for *_, charge in found), default=0.0) or 1.0
+    return [(j, i, charge / strongest, charge) for j, i, charge in sorted(found, key=lambda arrow: arrow[2])]
 
 
 def _caption(ranking: Ranking) -> str:

@@ -53,7 +53,8 @@ def retrieval(
         fare = survey(vectors, codes, asked, gallery_ids=gallery)
         return "".join(query_card(pictures, found, i, fare) for i in range(len(asked)))
 
-    worst = _worst(fares, [*evaluations.values()][-1] if evaluations else None, queries)
+    last = [*evaluations.values()][-1] if evaluations else None
+    worst = _worst(fares, last, queries)
     best = fares.query[easiest(fares, codes, max(1, queries // 3))]
 
     legend = (
@@ -61,6 +62,8 @@ def retrieval(
         "Under each picture its rank and its cosine similarity to the query."
     )
     hard = f'<p class="under">The deepest first right image, then the lowest average precision. {legend}</p>'
+    if getattr(last, "per_query", None) is None:
+        hard += f'<p class="under">{told}</p>' if told else ""
     sections = [_distributions(fares, evaluations, told)]
     sections.append(Section("hard", "Hardest queries", hard + cards(worst) if len(worst) else ""))
     fine = '<p class="under">For balance: the best query of each of a few classes.</p>'
@@ -145,9 +148,7 @@ def _distributions(fares: Survey, evaluations: Mapping[str, Any], told: str) -> 
         ranks = readings.first_ranks(evaluation)
         if ranks is not None:
             shares[name] = rank_bins(ranks)[1]
-    if list(shares) != list(
-        evaluations
-    ):  # some know only their totals: then show the model that was surveyed
+    if len(shares) < max(1, len(evaluations)):  # some kept only totals: show the model that was surveyed
         shares = {"queries": rank_bins(fares.first_rank)[1]}
     styles = [f"s{0 if i == 0 and len(shares) > 1 else 1 + i % 5}" for i in range(len(shares))]
     styles[-1] = "s1"

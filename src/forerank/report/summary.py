@@ -105,8 +105,9 @@ def metrics(evaluations: Mapping[str, Any]) -> Section:
     table = f"<table><thead><tr><th>metric</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     note = '<p class="under">Shares in percent. Small print: 95% confidence intervals.</p>'
     curve = _recall_curve(read)
-    kind = "charts" if len(read) > 2 else "charts figures"
-    body = f'{note}<div class="{kind}"><div class="card"><div class="scroll">{table}</div></div>{curve}</div>'
+    kind = "figures several" if len(read) > 2 else "figures"
+    card = f'<div class="card"><div class="scroll">{table}</div></div>'
+    body = f'{note}<div class="charts {kind}">{card}{curve}</div>'
     return Section("metrics", "All figures", body)
 
 

@@ -1,0 +1,154 @@
+"""Neighbours, ranks and confusions against a brute force that sorts every list whole."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerank.errors import InputError
+from forerank.metrics import evaluate
+from forerank.report import confused_pairs, easiest, hardest, neighbours, survey
+from forerank.report import nearest as module
+
+
+def brute(vectors, labels, query, gallery):
+    """Gallery rows of a query, nearest first; the negative first among equals, itself left out."""
+    vectors = vectors.astype(np.float64)
+    cosine = vectors @ vectors[query] / np.linalg.norm(vectors, axis=1) / np.linalg.norm(vectors[query])
+    rows = [row for row in gallery if row != query]
+    return sorted(rows, key=lambda row: (-round(cosine[row], 9), labels[row] == labels[query]))
+
+
+def cases():
+    def build(seed, size, classes, tied):
+        generator = np.random.default_rng(seed)
+        vectors = generator.normal(size=(size, 3))
+        if tied:  # corners of a cube: few different similarities, each exact, many ties
+            vectors = np.sign(vectors)
+        return vectors.astype(np.float32), generator.integers(classes, size=size)
+
+    return st.builds(build, st.integers(0, 10**6), st.integers(4, 25), st.integers(1, 6), st.booleans())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(cases(), st.integers(1, 30))
+def test_neighbours_are_the_head_of_the_sorted_list(case, k):
+    vectors, labels = case
+    found = neighbours(vectors, labels, k=k)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    for query in range(len(vectors)):
+        expected = brute(vectors, labels, query, range(len(vectors)))[:k]
+        assert query not in found.index[query]
+        assert len(found.index[query]) == len(expected)
+        np.testing.assert_allclose(
+            found.similarity[query], [unit[query] @ unit[row] for row in expected], atol=1e-5
+        )
+        assert (found.is_positive[query] == (labels[found.index[query]] == labels[query])).all()
+
+
+def test_an_exact_copy_of_the_query_is_found_but_never_the_query_itself():
+    vectors = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assert neighbours(vectors, [0, 0, 1], k=1).index.tolist()[:2] == [[1], [0]]
+
+
+def test_only_the_gallery_is_found():
+    vectors = np.random.default_rng(0).normal(size=(20, 4))
+    found = neighbours(vectors, np.arange(20) % 3, query_ids=[0, 5], k=30, gallery_ids=[3, 4, 5, 6])
+    assert sorted(found.index[1].tolist()[:3]) == [3, 4, 6]
+    assert set(found.index.ravel()) <= {3, 4, 5, 6}
+
+
+# The same cases every time: two float32 similarities closer than rounding could be told apart only by luck.
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(cases())
+def test_survey_agrees_with_the_evaluation_and_the_hardest_are_the_worst_by_brute_force(case):
+    vectors, labels = case
+    found = survey(vectors, labels)
+    ranks, precisions = {}, {}
+    for query in range(len(vectors)):
+        right = [labels[row] == labels[query] for row in brute(vectors, labels, query, range(len(vectors)))]
+        if any(right):
+            ranks[query] = right.index(True)
+            hits = np.cumsum(right)
+            precisions[query] = np.mean([hits[i] / (i + 1) for i in range(len(right)) if right[i]])
+    assert found.query.tolist() == sorted(ranks)
+    assert found.first_rank.tolist() == [ranks[q] for q in found.query]
+    np.testing.assert_allclose(found.average_precision, [precisions[q] for q in found.query], atol=1e-9)
+    worst = sorted(ranks, key=lambda q: (-ranks[q], round(precisions[q], 9), q))
+    assert [ranks[q] for q in found.query[hardest(found, 5)]] == [ranks[q] for q in worst[:5]]
+    if ranks:
+        theirs = evaluate(vectors, labels, ks=(1,), nmi=False, per_query=True, bootstrap=0).per_query
+        assert (theirs.first_rank - 1).tolist() == found.first_rank.tolist()
+
+
+def test_survey_counts_every_pair_once():
+    vectors = np.random.default_rng(1).normal(size=(30, 5))
+    labels = np.arange(30) % 4
+    found = survey(vectors, labels)
+    same = labels[:, None] == labels
+    assert found.positive_counts.sum() == same.sum() - 30
+    assert found.negative_counts.sum() == (~same).sum()
+
+
+def test_the_first_positive_is_the_nearest_of_its_class():
+    vectors = np.random.default_rng(2).normal(size=(40, 3))
+    labels = np.arange(40) % 5
+    found = survey(vectors, labels)
+    for query, first in zip(found.query, found.first_positive, strict=True):
+        ranked = brute(vectors, labels, query, range(40))
+        assert first == next(row for row in ranked if labels[row] == labels[query])
+
+
+def test_easiest_shows_each_class_once():
+    vectors = np.random.default_rng(3).normal(size=(40, 3))
+    labels = np.arange(40) % 5
+    found = survey(vectors, labels)
+    chosen = found.query[easiest(found, labels, 4)]
+    assert len(set(labels[chosen])) == 4
+    assert found.average_precision.max() == found.average_precision[easiest(found, labels, 1)[0]]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(cases(), st.sampled_from(["first", "any"]))
+def test_confused_pairs_by_brute_force(case, before):
+    vectors, labels = case
+    names = np.array([f"class {code}" for code in labels])
+    counts, queries = {}, {}
+    for query in range(len(vectors)):
+        ranked = brute(vectors, labels, query, range(len(vectors)))
+        right = np.array([labels[row] == labels[query] for row in ranked])
+        seen = set()
+        for place, row in enumerate(ranked):
+            later = int(right[place:].sum())
+            times = int(later == right.sum() and later > 0) if before == "first" else later
+            if times and not right[place]:
+                pair = (names[query], names[row])
+                counts[pair] = counts.get(pair, 0) + times
+                seen.add(pair)
+        for pair in seen:
+            queries[pair] = queries.get(pair, 0) + 1
+    expected = sorted(counts, key=lambda pair: (-queries[pair], -counts[pair], *pair))
+    found = confused_pairs(vectors, names, before=before, top=1000)
+    assert [(p.label, p.other) for p in found] == expected
+    assert [(p.count, p.queries) for p in found] == [(counts[p], queries[p]) for p in expected]
+    for pair in found:
+        assert (names[pair.query], names[pair.intruder]) == (pair.label, pair.other)
+
+
+def test_the_size_of_the_chunks_does_not_matter(monkeypatch):
+    vectors = np.random.default_rng(4).normal(size=(50, 4)).astype(np.float32)
+    labels = np.arange(50) % 7
+    whole = confused_pairs(vectors, labels, top=5), survey(vectors, labels).first_rank.tolist()
+    monkeypatch.setattr(module, "_CHUNK_SIMILARITIES", 120)
+    assert (confused_pairs(vectors, labels, top=5), survey(vectors, labels).first_rank.tolist()) == whole
+
+
+def test_bad_input_is_refused_in_a_sentence():
+    with pytest.raises(InputError, match="labels of shape"):
+        neighbours(np.eye(3), [0, 1])
+    with pytest.raises(InputError, match="query rows must be"):
+        neighbours(np.eye(3), [0, 1, 1], query_ids=[3])
+    with pytest.raises(InputError, match="a matrix"):
+        survey(np.zeros(3), [0, 1, 1])
+    with pytest.raises(InputError, match="'first' or 'any'"):
+        confused_pairs(np.eye(3), [0, 1, 1], before="last")

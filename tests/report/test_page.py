@@ -1,0 +1,268 @@
+"""The page: whole, self-contained, harmless, true, and at ease in a real browser."""
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from forerank.data import Table
+from forerank.errors import InputError
+from forerank.report import write_report
+
+HISTORY = [
+    *({"step": step, "loss": math.exp(-step / 200)} for step in range(600)),
+    *({"step": step, "validation": {"recall@1": 1 - math.exp(-step / 200)}} for step in range(0, 600, 100)),
+]
+
+
+def write(run, path: Path, **changes) -> str:
+    arguments = {
+        "title": "Run <1> & co",
+        "evaluations": run.evaluations,
+        "table": run.table,
+        "embeddings": run.after,
+        "history": HISTORY,
+        "recipe": {"loss": {"name": "Dq", "options": {"alpha": 4}}, "data": "</pre><script>1</script>"},
+        "versions": {"torch": "2.13.0", "path": Path("x")},
+        "notes": ["training did <not> help"],
+    }
+    return write_report(path, **{**arguments, **changes}).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(run, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(run, tmp_path_factory.mktemp("page") / "new folder" / "report.html")
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and whether all that open also close."""
+
+    VOID = ("meta", "link", "img", "br", "wbr")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_every_element_closes_and_nothing_is_fetched_or_run(page):
+    elements = Elements(page)
+    assert elements.open == []
+    for tag, attributes in elements.found:
+        assert tag not in ("script", "iframe", "object", "embed", "base", "form", "b1")
+        for name, value in attributes.items():
+            assert not name.startswith("on"), f"{tag} has {name}"
+            if name in ("src", "href", "srcset", "action", "data", "poster"):
+                assert value.startswith(("data:", "#")), f"{tag} {name}={value[:60]}"
+    assert not re.search(r"https?://", page)
+    assert "@import" not in page
+    assert "url(" not in page
+
+
+def test_labels_paths_and_notes_are_shown_as_text(run, page):
+    assert not [name for name in run.table.classes if set(name) & set("<>\"'") and name in page]
+    assert "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;" in page
+    assert "<h1>Run &lt;1&gt; &amp; co</h1>" in page
+    assert "Training did &lt;not&gt; help" in page
+    assert "&lt;i&gt;six&lt;/i&gt;: 48 images of 6 classes" in page
+    assert "0_0 &lt;b&gt;.png" in page
+
+
+def test_the_headline_is_the_evaluations_own_numbers(run, page):
+    before, after = (e["recall@1"] for e in run.evaluations.values())
+    assert after > before
+    low, high = run.evaluations["trained"].intervals["recall@1"]
+    text = re.sub(r"<[^>]*>", " ", page[page.index('class="headline card"') : page.index("</section>")])
+    for number in (before, after, low, high):
+        assert f"{100 * number:.1f}" in text
+    assert f"+{100 * (after - before):.1f} points" in text
+
+
+def test_the_interval_of_the_difference_is_that_of_resampled_classes(run, page):
+    hits = [e.per_query.first_rank == 1 for e in run.evaluations.values()]
+    change = hits[1].astype(float) - hits[0]
+    classes = run.table.label_ids
+    generator = np.random.default_rng(5)
+    drawn = []
+    for _ in range(4000):
+        rows = np.concatenate([np.flatnonzero(classes == c) for c in generator.integers(6, size=6)])
+        drawn.append(change[rows].mean())
+    shown = re.search(r"95% interval ([+−][\d.]+) to ([+−][\d.]+)", page)
+    found = [float(end.replace("−", "-")) / 100 for end in shown.groups()]
+    np.testing.assert_allclose(found, np.quantile(drawn, [0.025, 0.975]), atol=0.03)
+
+
+def test_the_hardest_query_leads(run, tmp_path):
+    page = write(
+        run,
+        tmp_path / "r.html",
+        embeddings=run.before,
+        evaluations={"zero-shot": run.evaluations["zero-shot"]},
+    )
+    figures = run.evaluations["zero-shot"].per_query
+    worst = int(figures.first_rank.max()) - 1
+    hard = page[page.index('id="hard"') : page.index('id="easy"')]
+    first = re.search(r'class="facts">(\d+) wrong images? before the first right one', hard)
+    assert int(first.group(1)) == worst
+    shown = [int(n) for n in re.findall(r'class="facts">(\d+) wrong', hard)]
+    assert shown == sorted(figures.first_rank - 1, reverse=True)[: len(shown)]
+
+
+def test_frames_tell_right_from_wrong_without_colour(page):
+    hard = page[page.index('id="hard"') : page.index('id="easy"')]
+    right, wrong = hard.count('<li class="good">'), hard.count('<li class="bad">')
+    assert hard.count("✓") == right
+    assert hard.count("✕") == wrong > 0
+    images = [a for tag, a in Elements(page).found if tag == "img"]
+    assert images
+    assert all(image["alt"] for image in images)
+
+
+def test_one_evaluation_or_none_at_all_still_makes_a_page(run, tmp_path):
+    alone = write(
+        run, tmp_path / "a.html", evaluations={"zero-shot": run.evaluations["zero-shot"]}, history=[]
+    )
+    assert "difference" not in alone[: alone.index('id="similarity"')]
+    numbers_only = write_report(tmp_path / "b.html", title="x", evaluations=run.evaluations).read_text()
+    assert 'id="hard"' not in numbers_only
+    assert 'id="metrics"' in numbers_only
+    empty = write_report(tmp_path / "c.html", title="x", evaluations={})
+    assert Elements(empty.read_text()).open == []
+
+
+def test_missing_pictures_leave_the_rest_standing(run, tmp_path):
+    paths = run.table.path.copy()
+    paths[::2] = "gone.png"
+    (tmp_path / "broken.png").write_bytes(b"not a picture")
+    paths[1] = str(tmp_path / "broken.png")
+    page = write(run, tmp_path / "r.html", table=run.table.with_columns(path=paths))
+    assert "gone.png" in page
+    assert Elements(page).open == []
+
+
+def test_large_photographs_stay_within_the_budget(tmp_path):
+    generator = np.random.default_rng(0)
+    for row in range(40):
+        noise = generator.integers(0, 256, size=(500, 700, 3), dtype=np.uint8)  # nothing compresses worse
+        Image.fromarray(noise).save(tmp_path / f"{row}.jpg", quality=95)
+    table = Table(
+        [f"{row}.jpg" for row in range(40)], [f"{row % 8}" for row in range(40)], ["test"] * 40, tmp_path
+    )
+    vectors = generator.normal(size=(40, 8))
+    whole = write_report(tmp_path / "a.html", title="x", evaluations={}, table=table, embeddings=vectors)
+    assert whole.stat().st_size < 5_000_000
+    tight = write_report(
+        tmp_path / "b.html",
+        title="x",
+        evaluations={},
+        table=table,
+        embeddings=vectors,
+        thumbnail_bytes=200_000,
+    )
+    assert "data:image/jpeg" in tight.read_text()
+    assert tight.stat().st_size < 400_000
+
+
+def test_only_queries_ask_and_only_the_gallery_is_found(run, tmp_path):
+    asks = np.arange(48) % 8 < 2
+    table = run.table.with_columns(
+        is_query=asks, is_gallery=~asks, path=np.array([f"row{i}." for i in range(48)])
+    )
+    page = write(run, tmp_path / "r.html", table=table, evaluations={})
+    hard = page[page.index('id="hard"') : page.index('id="confused"')]
+    queries = {
+        int(n) for n in re.findall(r'class="asks"><div class="picture"><span class="none">row(\d+)\.', hard)
+    }
+    found = {
+        int(n)
+        for n in re.findall(r'class="(?:good|bad)"><div class="picture"><span class="none">row(\d+)\.', hard)
+    }
+    assert queries
+    assert queries <= set(np.flatnonzero(asks))
+    assert found <= set(np.flatnonzero(~asks))
+
+
+def test_bad_input_is_refused_in_a_sentence(run, tmp_path):
+    with pytest.raises(InputError, match="needs labels"):
+        write_report(tmp_path / "r.html", title="x", evaluations={}, embeddings=run.after)
+    with pytest.raises(InputError, match="48 embeddings and 3 labels"):
+        write_report(tmp_path / "r.html", title="x", evaluations={}, embeddings=run.after, labels=[1, 2, 3])
+    assert list(tmp_path.iterdir()) == []
+
+
+WRITER = """
+import sys
+import numpy as np
+from pathlib import Path
+from forerank.report import write_report
+vectors = np.random.default_rng(0).normal(size=(60, 4))
+print("ready", flush=True)
+for number in range(10**6):
+    write_report(Path(sys.argv[1]), title=f"page {number}", evaluations={}, embeddings=vectors,
+                 labels=np.arange(60) % 6, notes=["long " * 200_000])
+"""
+
+
+def test_killed_while_writing_the_file_is_whole_or_absent(tmp_path):
+    file = tmp_path / "report.html"
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(file)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        while not file.exists() and process.poll() is None:
+            time.sleep(0.01)
+        # Stop it again and again in the midst of its work: at each stop a reader must find a whole page.
+        for pause in np.linspace(0.005, 0.08, 20):
+            time.sleep(pause)
+            os.kill(process.pid, signal.SIGSTOP)
+            assert file.read_text(encoding="utf-8").endswith("</html>\n")
+            os.kill(process.pid, signal.SIGCONT)
+    finally:
+        process.kill()
+        process.wait()
+    assert file.read_text(encoding="utf-8").endswith("</html>\n")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_in_a_browser_it_is_quiet_asks_nothing_and_fits(run, browser, tmp_path, width, scheme):
+    write(run, tmp_path / "report.html")
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    said, asked = [], []
+    tab = context.new_page()
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("dialog", lambda dialog: (said.append("a script ran"), dialog.dismiss()))
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto((tmp_path / "report.html").as_uri())
+    assert said == []
+    assert [url[:60] for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    # Every picture decodes, and every section has something in it.
+    assert tab.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+    assert tab.evaluate("document.images.length") > 20
+    assert tab.evaluate("[...document.querySelectorAll('section')].every(s => s.offsetHeight > 60)")
+    colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", colour))) < 200) == (scheme == "dark")
+    context.close()
