@@ -13,10 +13,13 @@ from forerank.errors import ForerankError, unknown
 # Verb -> (function, one line of help). Functions are imported only when their verb is used.
 VERBS: dict[str, tuple[str, str]] = {
     "data": ("forerank.cli.data:app", "Data sets: list them, look at one, check every image, download."),
+    "demo": ("forerank.cli.demo:demo", "The main job on embedded data, in about a minute: start here."),
     "doctor": ("forerank.cli.doctor:doctor", "What this machine has, what is missing and how to get it."),
     "embed": ("forerank.cli.embed:embed", "Turn pictures into vectors with a run, a model or a backbone."),
     "export": ("forerank.cli.export:export", "Write a model as ONNX, checked against torch."),
     "models": ("forerank.cli.models:app", "The backbones that a string can name."),
+    "recipe": ("forerank.cli.recipe:app", "The recipes that come with Forerank; every value of one."),
+    "train": ("forerank.cli.train:train", "Train on a folder of images or by a recipe; resume a run."),
 }
 
 
