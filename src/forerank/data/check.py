@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from forerank.console import format_table, progress
 from forerank.data.decode import BadImageError, open_header, read_image
@@ -151,7 +152,7 @@ def _look(file: Path, pixels: bool) -> _Seen:
                 format=format_name,
                 mode=image.mode,
                 size=size,
-                rotated=image.getexif().get(ORIENTATION, 1) not in (0, 1),
+                rotated=_is_rotated(image),
                 animated=format_name != "MPO" and getattr(image, "n_frames", 1) > 1,
                 wrong_ending=file.suffix.lower()
                 not in ENDINGS_OF_FORMAT.get(format_name, {file.suffix.lower()}),
@@ -171,6 +172,12 @@ def _look(file: Path, pixels: bool) -> _Seen:
         EOFError,
     ) as error:  # a damaged EXIF block, a lost disk
         return _Seen(reason=f"damaged: {error}")
+
+
+def _is_rotated(image: Image.Image) -> bool:
+    if image.format == "PNG" and "exif" not in image.info:
+        return False  # Pillow would decode the whole picture to look behind the pixels
+    return image.getexif().get(ORIENTATION, 1) not in (0, 1)
 
 
 def _headers(found: Check, table: Table, seen: list[_Seen]) -> None:

@@ -35,7 +35,12 @@ def known_formats() -> tuple[str, ...]:
 class BadImageError(InputError):
     """A picture that cannot be used: which one, and why."""
 
-    def __init__(self, source: object, reason: str) -> None:
+    def __init__(self, source: object, reason: str | None = None) -> None:
+        if reason is None:
+            # A torch data loader raises a worker's error again with the traceback as its only argument;
+            # the last line of that is our sentence.
+            sentence = str(source).strip().splitlines()[-1].split("BadImageError: ", 1)[-1]
+            source, _, reason = sentence.rpartition(": ")
         super().__init__(f"{source}: {reason}")
         self.source, self.reason = source, reason
 

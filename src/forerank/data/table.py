@@ -84,7 +84,7 @@ class Table:
             if split not in SPLITS:
                 row = int(np.flatnonzero(self.split == split)[0])
                 raise InputError(
-                    f"unknown split {str(split)!r} of {self.path[row]!r}: valid are {', '.join(SPLITS)}"
+                    f"unknown split {str(split)!r} of {str(self.path[row])!r}: valid are {', '.join(SPLITS)}"
                 )
 
     def __len__(self) -> int:
