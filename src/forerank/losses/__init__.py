@@ -1,6 +1,25 @@
-"""From what stands before each positive to a number to minimise."""
+"""From what stands before each positive to a number to minimise.
+
+>>> create_loss("PNP-Dq", alpha=6).alpha
+6.0
+"""
 
 from forerank.losses.average_precision import SmoothAPLoss, SupAPLoss
+from forerank.losses.base import RankingLoss
+from forerank.losses.memory import CrossBatchMemory
 from forerank.losses.pnp import PNPLoss
+from forerank.losses.recall import RecallAtKLoss
+from forerank.losses.registry import LOSSES, create_loss
+from forerank.ranking.soft import LinearTail
 
-__all__ = ["PNPLoss", "SmoothAPLoss", "SupAPLoss"]
+__all__ = [
+    "LOSSES",
+    "CrossBatchMemory",
+    "LinearTail",
+    "PNPLoss",
+    "RankingLoss",
+    "RecallAtKLoss",
+    "SmoothAPLoss",
+    "SupAPLoss",
+    "create_loss",
+]

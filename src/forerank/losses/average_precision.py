@@ -1,7 +1,5 @@
 """Average precision, softened: the losses that the PNP paper argues with."""
 
-from typing import Any
-
 from torch import Tensor
 
 from forerank.errors import InputError
@@ -65,10 +63,25 @@ class SupAPLoss(SmoothAPLoss):
 
     positives = "hard"
 
-    def __init__(self, *, start: float = 0.05, slope: float = 100.0, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        start: float = 0.05,
+        slope: float = 100.0,
+        temperature: float = 0.01,
+        count_self: bool = False,
+        gather: bool = False,
+        chunk_size: int | None = None,
+    ) -> None:
         if not start >= 0 or not slope >= 0:
             raise InputError(f"start and slope must not be negative, but are {start!r} and {slope!r}.")
-        super().__init__(linear_tail=LinearTail(float(start), float(slope), jump=0.5), **settings)
+        super().__init__(
+            temperature=temperature,
+            count_self=count_self,
+            linear_tail=LinearTail(float(start), float(slope), jump=0.5),
+            gather=gather,
+            chunk_size=chunk_size,
+        )
 
     def penalty(self, negatives: Tensor, positives: Tensor, number: Tensor) -> tuple[Tensor, Tensor, None]:
         cost, slope, _ = super().penalty(negatives, positives, number)

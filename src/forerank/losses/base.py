@@ -59,7 +59,7 @@ class RankingLoss(nn.Module):
     def penalty(
         self, negatives: Tensor, positives: Tensor, number: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The cost of each positive and its derivatives in both counts; see `forerank.ranking.soft.Penalty`."""
+        """The cost of each positive and its derivatives in both counts; see `ranking.soft.Penalty`."""
         raise NotImplementedError
 
     def forward(
@@ -85,7 +85,7 @@ class RankingLoss(nn.Module):
         """
         if indices_tuple is not None:
             raise InputError(
-                f"{type(self).__name__} ranks all positives against all negatives: indices_tuple must be None."
+                f"{type(self).__name__} ranks all positives against all negatives: indices_tuple must be None"
             )
         if ref_emb is embeddings:
             ref_emb = None

@@ -1,15 +1,19 @@
 """The PNP losses: only the negatives that stand before a positive cost anything."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from forerank.errors import InputError, unknown
 from forerank.losses.base import RankingLoss
+from forerank.ranking.soft import LinearTail
+
+if TYPE_CHECKING:
+    from forerank.losses.design import Derivative, Design
 
 Function = Callable[[Tensor], Tensor]
 
@@ -118,9 +122,19 @@ class PNPLoss(RankingLoss):
         *,
         alpha: float = 4.0,
         b: float = 2.0,
-        **settings: Any,
+        temperature: float = 0.01,
+        count_self: bool = False,
+        linear_tail: LinearTail | bool | None = None,
+        gather: bool = False,
+        chunk_size: int | None = None,
     ) -> None:
-        super().__init__(**settings)
+        super().__init__(
+            temperature=temperature,
+            count_self=count_self,
+            linear_tail=linear_tail,
+            gather=gather,
+            chunk_size=chunk_size,
+        )
         if not isinstance(variant, str) or variant not in VARIANTS:
             raise unknown("PNP variant", variant, VARIANTS)
         if not alpha >= 1 or not math.isfinite(alpha):
@@ -128,7 +142,63 @@ class PNPLoss(RankingLoss):
         if not b > 0 or not math.isfinite(b):
             raise InputError(f"b must be a positive number, not {b!r}.")
         self.variant, self.alpha, self.b = variant, float(alpha), float(b)
-        self.curve = VARIANTS[variant](self.alpha, self.b)
+        self.design: Design | None = None
+
+    @classmethod
+    def from_derivative(
+        cls,
+        derivative: "Derivative",
+        *,
+        parameters: Mapping[str, float] | None = None,
+        temperature: float = 0.01,
+        count_self: bool = False,
+        linear_tail: LinearTail | bool | None = None,
+        gather: bool = False,
+        chunk_size: int | None = None,
+    ) -> "PNPLoss":
+        """The loss whose derivative in R is given: the paper's design method.
+
+        Args:
+            derivative: a formula such as "1/(1+R)**2", or a callable on float64 tensors. It must be finite
+            and
+                not negative for R >= 0. A formula may use R, `parameters`, pi and elementary functions; it is
+                never run as code. `loss.design` tells what was found: closed form or numerical with its
+                error, increasing or decreasing, bounded or not.
+            parameters: numbers for other names in the formula.
+            temperature, count_self, linear_tail, gather, chunk_size: see `RankingLoss`.
+
+        >>> loss = PNPLoss.from_derivative("b/(1 + R)", parameters={"b": 3})
+        >>> print(loss.design.describe())
+        derivative 3/(R + 1): decreasing, bounded by 3
+        loss 3*log(R + 1) (closed form): unbounded
+        """
+        from forerank.losses.design import design
+
+        loss = cls(
+            temperature=temperature,
+            count_self=count_self,
+            linear_tail=linear_tail,
+            gather=gather,
+            chunk_size=chunk_size,
+        )
+        loss.variant, loss.design = "designed", design(derivative, parameters)
+        return loss
+
+    @property
+    def curve(self) -> Curve:
+        """The penalty as a function of R, with its derivative."""
+        if self.design is None:
+            return VARIANTS[self.variant](self.alpha, self.b)
+        found = self.design
+        return Curve("designed", found.formula, found.derivative, found.value, found.slope)
 
     def penalty(self, negatives: Tensor, positives: Tensor, number: Tensor) -> tuple[Tensor, Tensor, None]:
-        return self.curve.value(negatives), self.curve.slope(negatives), None
+        curve = self.curve
+        return curve.value(negatives), curve.slope(negatives), None
+
+    def extra_repr(self) -> str:
+        numbers = {"Dq": f", alpha={self.alpha:g}", "Ib": f", b={self.b:g}"}.get(self.variant, "")
+        shown = f"variant={self.variant}{numbers}"
+        if self.design is not None:
+            shown += f", derivative={self.design.derivative}, loss={self.design.formula}"
+        return f"{shown}, {super().extra_repr()}"

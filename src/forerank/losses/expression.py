@@ -1,0 +1,170 @@
+"""Reading a formula in R that a user wrote, without ever evaluating it as code.
+
+Python's own grammar takes the text apart; every piece must then be on a short list. sympy's parser is not
+used: it calls `eval`.
+"""
+
+import ast
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerank.errors import InputError, unknown
+
+LONGEST, MOST_NODES, LARGEST_NUMBER, LARGEST_POWER = 300, 120, 1e9, 64
+
+FUNCTIONS = {
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tan": torch.tan,
+    "asin": torch.asin,
+    "acos": torch.acos,
+    "atan": torch.atan,
+    "sinh": torch.sinh,
+    "cosh": torch.cosh,
+    "tanh": torch.tanh,
+    "asinh": torch.asinh,
+    "erf": torch.erf,
+}
+# Written as something simpler.
+SHORTHANDS: dict[str, Callable[[Any, Any], Any]] = {
+    "log1p": lambda sympy, x: sympy.log(1 + x),
+    "expm1": lambda sympy, x: sympy.exp(x) - 1,
+    "sigmoid": lambda sympy, x: 1 / (1 + sympy.exp(-x)),
+}
+
+
+def read_expression(text: str, parameters: Mapping[str, float] | None = None) -> Any:
+    """A sympy expression in R from text, with the parameters' numbers put in.
+
+    >>> read_expression("alpha / (1 + R)**(alpha + 1)", {"alpha": 4})
+    4/(R + 1)**5
+    >>> read_expression("__import__('os')")
+    Traceback (most recent call last):
+    forerank.errors.InputError: unknown function '__import__': ...
+    """
+    if not isinstance(text, str) or not text.strip() or len(text) > LONGEST:
+        raise InputError(f"write a formula in R of at most {LONGEST} characters, such as '1/(1+R)**2'.")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(f"cannot read the formula {text!r}: it must look like '1/(1+R)**2'.") from error
+    if sum(1 for _ in ast.walk(tree)) > MOST_NODES:
+        raise InputError(f"the formula {text[:40]!r}... has too many terms.")
+    return _Reader(text, dict(parameters or {})).read(tree.body)
+
+
+class _Reader:
+    def __init__(self, text: str, parameters: dict[str, float]) -> None:
+        import sympy
+
+        self.sympy, self.text = sympy, text
+        self.names: dict[str, Any] = {"R": sympy.Symbol("R", nonnegative=True), "pi": sympy.pi}
+        for name, value in parameters.items():
+            if name in self.names or name in FUNCTIONS or name in SHORTHANDS or not str(name).isidentifier():
+                raise InputError(f"a parameter cannot be called {name!r}.")
+            self.names[name] = self.number(value)
+
+    def number(self, value: object) -> Any:
+        """An exact number: 0.1 is read as one tenth."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InputError(f"{value!r} is not a number, in the formula {self.text!r}.")
+        if not math.isfinite(value) or abs(value) > LARGEST_NUMBER:
+            raise InputError(f"the number {value!r} is too large, in the formula {self.text!r}.")
+        return self.sympy.Rational(str(value))
+
+    def read(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return self.number(value)
+            case ast.Name(id=name):
+                if name not in self.names:
+                    raise unknown("name in the formula", name, self.names)
+                return self.names[name]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self.read(operand)
+            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+                return self.read(operand)
+            case ast.BinOp(left=left, op=op, right=right):
+                return self.combine(op, self.read(left), self.read(right))
+            case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
+                if name in SHORTHANDS:
+                    return SHORTHANDS[name](self.sympy, self.read(argument))
+                if name in FUNCTIONS:
+                    return getattr(self.sympy, name)(self.read(argument))
+                raise unknown("function", name, [*FUNCTIONS, *SHORTHANDS])
+        piece = ast.unparse(node)
+        raise InputError(
+            f"{piece!r} is not allowed in a formula: use R, numbers, + - * / ** and {', '.join(FUNCTIONS)}."
+        )
+
+    def combine(self, op: ast.operator, left: Any, right: Any) -> Any:
+        match op:
+            case ast.Add():
+                return left + right
+            case ast.Sub():
+                return left - right
+            case ast.Mult():
+                return left * right
+            case ast.Div():
+                if right == 0:
+                    raise InputError(f"the formula {self.text!r} divides by zero.")
+                return left / right
+            case ast.Pow():
+                # Large powers of numbers would be worked out digit by digit, for ever.
+                if right.is_number and not abs(right) <= LARGEST_POWER:
+                    raise InputError(
+                        f"powers above {LARGEST_POWER} are not allowed, in the formula {self.text!r}."
+                    )
+                return left**right
+        raise InputError(
+            f"that operator is not allowed in the formula {self.text!r}: use + - * / and ** for powers."
+        )
+
+
+def computable(expression: Any) -> bool:
+    """Whether `evaluate` knows every part of the expression."""
+    import sympy
+
+    return all(
+        node.is_Number
+        or node.is_Symbol
+        or node in (sympy.pi, sympy.E)
+        or node.is_Add
+        or node.is_Mul
+        or node.is_Pow
+        or type(node).__name__ in FUNCTIONS
+        for node in sympy.preorder_traversal(expression)
+    )
+
+
+def evaluate(expression: Any, r: Tensor) -> Tensor:
+    """The expression at each R of `r`, any shape.
+
+    >>> evaluate(read_expression("log(1 + R)"), torch.tensor([1e-20], dtype=torch.float64))
+    tensor([1.0000e-20], dtype=torch.float64)
+    """
+    if expression.is_Symbol:
+        return r
+    if not expression.free_symbols:
+        return torch.full_like(r, float(expression))
+    parts = expression.args
+    if expression.is_Add:
+        return sum((evaluate(part, r) for part in parts[1:]), evaluate(parts[0], r))
+    if expression.is_Mul:
+        return math.prod((evaluate(part, r) for part in parts[1:]), start=evaluate(parts[0], r))
+    if expression.is_Pow:
+        base, power = parts
+        if not power.free_symbols:
+            return torch.pow(evaluate(base, r), float(power))
+        return torch.pow(evaluate(base, r), evaluate(power, r))
+    name = type(expression).__name__
+    if name == "log" and parts[0].is_Add and 1 in parts[0].args:
+        return torch.log1p(evaluate(parts[0] - 1, r))  # keeps the digits of a small R
+    return FUNCTIONS[name](evaluate(parts[0], r))

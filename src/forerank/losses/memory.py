@@ -1,0 +1,140 @@
+"""A bank of recent embeddings, so that a small batch is ranked among many."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forerank.errors import InputError
+from forerank.losses.base import Labels, RankingLoss, check_batch, integer_labels
+from forerank.losses.gather import gather_rows, world_size
+
+NO_IMAGE = -1  # stands for "which image this was is not known"
+
+
+class CrossBatchMemory(nn.Module):
+    """Rank each batch together with the last `size` embeddings of earlier batches.
+
+    Stored embeddings are ranked but get no gradient. They are keyed by image: while an image is in the batch
+    its stored copy is set aside, so that it never competes with itself, and then replaced. Only training
+    mode stores. The bank is part of `state_dict`. With a loss that gathers, all processes keep the same,
+    joint bank.
+
+    Args:
+        loss: any loss of `forerank.losses`.
+        size: how many embeddings to keep; the oldest go first.
+
+    Shape:
+        embeddings (N, D), labels (N,), ids (N,) to a scalar.
+
+    Example:
+        >>> from forerank.losses import PNPLoss
+        >>> memory = CrossBatchMemory(PNPLoss(), size=1000)
+        >>> for ids in torch.arange(8).view(2, 4):
+        ...     loss = memory(torch.randn(4, 16), torch.tensor([0, 0, 1, 1]), ids=ids)
+        >>> len(memory)
+        8
+
+    References:
+        Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    ids: Tensor
+
+    def __init__(self, loss: RankingLoss, size: int = 1024) -> None:
+        super().__init__()
+        if not isinstance(loss, RankingLoss):
+            raise TypeError(f"loss must be a ranking loss of forerank, not {type(loss).__name__}.")
+        if size < 1:
+            raise InputError(f"size must be at least 1 embedding, not {size!r}.")
+        self.loss, self.size = loss, int(size)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything stored."""
+        self.register_buffer("embeddings", torch.empty(0, 0))  # (K, D); D is known from the first batch on
+        self.register_buffer("labels", torch.empty(0, dtype=torch.int64))
+        self.register_buffer("ids", torch.empty(0, dtype=torch.int64))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def forward(
+        self, embeddings: Tensor, labels: Labels, indices_tuple: Any = None, *, ids: Labels | None = None
+    ) -> Tensor:
+        """The loss of a batch among what is stored; then, in training mode, the batch is stored.
+
+        Args:
+            embeddings: (N, D).
+            labels: (N,) integers.
+            indices_tuple: must be None.
+            ids: (N,) integers from 0, which image each row is. Without them rows count as images never seen
+                before, which is right only if no image comes back while its last copy is still stored.
+        """
+        if indices_tuple is not None:
+            raise InputError("a bank ranks all positives against all negatives: indices_tuple must be None.")
+        labels, _ = check_batch(embeddings, labels, None, None)
+        labels = integer_labels(labels, embeddings.device)
+        images = self._images(ids, embeddings)
+        fresh, fresh_labels = embeddings.detach(), labels
+        if self.loss.gather and world_size() > 1:
+            (fresh, _), (fresh_labels, _), (images, _) = map(gather_rows, (fresh, fresh_labels, images))
+
+        stored, stored_labels, stored_images = (x.to(embeddings.device) for x in self._buffers_now())
+        if len(stored) and stored.shape[1] != embeddings.shape[1]:
+            raise InputError(
+                f"the bank holds embeddings of {stored.shape[1]} dimensions, not {embeddings.shape[1]}."
+            )
+        others = ~torch.isin(stored_images, images) | (stored_images == NO_IMAGE)
+        stored, stored_labels, stored_images = stored[others], stored_labels[others], stored_images[others]
+        if len(stored):
+            loss: Tensor = self.loss.rank(embeddings, labels, stored, stored_labels, gather_references=False)
+        else:
+            loss = self.loss(embeddings, labels)
+        if self.training:
+            newest = _last_of_each(images)
+            fresh = fresh[newest].to(stored.dtype if len(stored) else fresh.dtype)
+            self.embeddings = torch.cat([stored, fresh] if len(stored) else [fresh])[-self.size :]
+            self.labels = torch.cat([stored_labels, fresh_labels[newest]])[-self.size :]
+            self.ids = torch.cat([stored_images, images[newest]])[-self.size :]
+        return loss
+
+    def _buffers_now(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.embeddings, self.labels, self.ids
+
+    def _images(self, ids: Any, embeddings: Tensor) -> Tensor:
+        """Image ids (N,) as int64 on the device of the embeddings; `NO_IMAGE` where they are not known."""
+        if ids is None:
+            return torch.full((len(embeddings),), NO_IMAGE, device=embeddings.device)
+        images = torch.as_tensor(ids)
+        if images.dtype.is_floating_point or images.shape != (len(embeddings),):
+            raise InputError(f"ids must be {len(embeddings)} integers, one for each embedding.")
+        if bool((images < 0).any()):
+            raise InputError("ids must not be negative: they say which image a row is, counted from 0.")
+        return images.to(embeddings.device, torch.int64)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # A saved bank has as many rows as had been stored; make room for exactly those.
+        for name in ("embeddings", "labels", "ids"):
+            saved = state_dict.get(prefix + name)
+            if isinstance(saved, Tensor):
+                setattr(self, name, torch.empty_like(saved, device=getattr(self, name).device))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self.embeddings, self.labels, self.ids = (x[-self.size :] for x in self._buffers_now())
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}, stored={len(self)}"
+
+
+def _last_of_each(images: Tensor) -> Tensor:
+    """Which rows to store: of an image that is in the batch twice, the last. Boolean (N,).
+
+    >>> _last_of_each(torch.tensor([4, 7, 4, -1, -1])).tolist()
+    [False, True, True, True, True]
+    """
+    order = torch.argsort(images, stable=True)
+    last = torch.ones_like(images, dtype=torch.bool)
+    last[order[:-1]] = images[order[:-1]] != images[order[1:]]
+    return last | (images == NO_IMAGE)
