@@ -17,6 +17,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("forerank.cli.doctor:doctor", "What this machine has, what is missing and how to get it."),
     "embed": ("forerank.cli.embed:embed", "Turn pictures into vectors with a run, a model or a backbone."),
     "export": ("forerank.cli.export:export", "Write a model as ONNX, checked against torch."),
+    "losses": ("forerank.cli.losses:app", "List the losses; plot one you write down as a derivative."),
     "models": ("forerank.cli.models:app", "The backbones that a string can name."),
     "recipe": ("forerank.cli.recipe:app", "The recipes that come with Forerank; every value of one."),
     "train": ("forerank.cli.train:train", "Train on a folder of images or by a recipe; resume a run."),
