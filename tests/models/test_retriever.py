@@ -1,0 +1,150 @@
+"""The Retriever: any kind of picture, any batch split, bad files; ONNX through onnxruntime; the commands."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from forerank.cli import run
+from forerank.data import BadImageError, Preprocessing, evaluation_view
+from forerank.errors import ForerankError, InputError
+from forerank.models import Retriever, create_model, export_onnx, find_images, save_model
+
+
+@pytest.fixture(scope="module")
+def retriever() -> Retriever:
+    return Retriever(create_model("glyphnet", embedding_dim=16), device="cpu", batch_size=4)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    rng = np.random.default_rng(0)
+    paths = []
+    for i in range(9):
+        path = tmp_path / "pictures" / f"class{i % 3}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (40, 30), dtype=np.uint8)).save(path)
+        paths.append(path)
+    return paths
+
+
+def test_every_kind_of_picture_gives_the_same_vector(retriever: Retriever, files: list[Path]) -> None:
+    with Image.open(files[0]) as picture:
+        array = np.asarray(picture)
+        kinds = [files[0], str(files[0]), files[0].read_bytes(), picture.copy(), array, array[:, :, None]]
+    vectors = retriever.embed(kinds)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, np.repeat(vectors[:1], len(kinds), 0), atol=1e-5)
+    assert retriever.embed(str(files[0])).shape == (1, 16)
+
+
+def test_vectors_are_those_of_the_model_whatever_the_batches(files: list[Path]) -> None:
+    model = create_model("glyphnet", embedding_dim=16).eval()
+    views = [evaluation_view(Image.open(file), model.preprocessing) for file in files]
+    with torch.no_grad():
+        expected = model(torch.stack(views)).numpy()
+    for batch_size in (1, 2, 4, 9, 100):
+        found = Retriever(model, device="cpu", batch_size=batch_size).embed(files)
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_no_pictures_no_vectors(retriever: Retriever) -> None:
+    assert retriever.embed([]).shape == (0, 16)
+
+
+def test_a_bad_picture_is_refused_by_name_or_leaves_nan(retriever: Retriever, files: list[Path]) -> None:
+    files[5].write_bytes(files[5].read_bytes()[:60])
+    with pytest.raises(BadImageError, match=r"5\.png"):
+        retriever.embed(files)
+    vectors = retriever.embed(files, on_bad="skip")
+    assert np.isnan(vectors[5]).all()
+    assert np.isfinite(np.delete(vectors, 5, 0)).all()
+    with pytest.raises(InputError, match="unknown policy"):
+        retriever.embed(files, on_bad="ignore")
+
+
+def test_load_from_run_folder_model_folder_and_name(tmp_path: Path, files: list[Path]) -> None:
+    model = create_model("glyphnet", embedding_dim=16, seed=4)
+    save_model(model, tmp_path / "run" / "best")
+    a = Retriever.load(tmp_path / "run").embed(files)
+    b = Retriever.load(tmp_path / "run" / "best").embed(files)
+    np.testing.assert_array_equal(a, b)
+    assert Retriever.load("glyphnet").dim == 256
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no saved model in"):
+        Retriever.load(tmp_path / "empty")
+    with pytest.raises(InputError, match="device 'quantum' cannot be used"):
+        Retriever.load("glyphnet", device="quantum")
+
+
+def test_onnx_gives_the_same_vectors_on_real_pictures(tmp_path: Path, files: list[Path]) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = create_model("glyphnet", embedding_dim=16)
+    assert export_onnx(model, tmp_path / "m.onnx") < 1e-4
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    about = json.loads(session.get_modelmeta().custom_metadata_map["forerank"])
+    p = Preprocessing.from_dict(about["preprocessing"])
+    views = torch.stack([evaluation_view(Image.open(file), p) for file in files]).numpy()
+    found = session.run(["vectors"], {"images": views})[0]
+    np.testing.assert_allclose(found, Retriever(model).embed(files), atol=1e-4)
+
+
+def test_an_onnx_file_that_differs_is_not_written(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    with pytest.raises(ForerankError, match="differs from torch by"):
+        export_onnx(create_model("glyphnet", embedding_dim=4), tmp_path / "m.onnx", tolerance=-1.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_embed_and_export_commands(
+    tmp_path: Path, files: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_model(create_model("glyphnet", embedding_dim=16), "run/best")
+    files[2].write_bytes(b"no picture")
+    assert run(["embed", "run", "pictures", "-o", "vectors.npy"]) == 2
+    assert not Path("vectors.npy").exists()
+    assert run(["embed", "run", "pictures", "-o", "vectors.npy", "--on-bad", "skip"]) == 0
+    vectors, paths = np.load("vectors.npy"), Path("vectors.txt").read_text().splitlines()
+    assert vectors.shape == (8, 16)
+    assert len(paths) == 8
+    row = paths.index("pictures/class1/4.png")
+    np.testing.assert_allclose(vectors[row], Retriever.load("run").embed([files[4]])[0], atol=1e-5)
+    assert "2.png" in capsys.readouterr().err
+    assert run(["embed", "run", "nowhere", "-o", "v.npy"]) == 2
+    assert run(["embed", "run", "pictures", "-o", "v.txt"]) == 2
+    assert run(["embed", "run", "pictures", "-o", "no/folder/v.npy"]) == 2
+    errors = capsys.readouterr().err
+    assert "no file or folder nowhere" in errors
+    assert "should end in .npy" in errors
+    assert "no folder" in errors
+    pytest.importorskip("onnxruntime")
+    assert run(["export", "run", "--onnx", "m.onnx"]) == 0
+    assert "unit vectors (N, 16)" in capsys.readouterr().out
+
+
+def test_models_list_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["models", "list", "efficientnet-lite*", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == [f"efficientnet-lite{i}" for i in range(3)]
+    assert run(["models", "list", "no-such-thing"]) == 2
+
+
+def test_find_images_is_sorted_and_leaves_hidden_files_out(tmp_path: Path, files: list[Path]) -> None:
+    hidden = tmp_path / "pictures" / ".cache" / "x.png"
+    hidden.parent.mkdir()
+    buffer = io.BytesIO()
+    Image.new("L", (2, 2)).save(buffer, "PNG")
+    hidden.write_bytes(buffer.getvalue())
+    (tmp_path / "pictures" / "notes.txt").write_text("no picture")
+    assert find_images(tmp_path / "pictures") == sorted(files)
+    assert find_images(files[0]) == [files[0]]
+    (tmp_path / "pictures" / "class0" / "nothing").mkdir()
+    with pytest.raises(InputError, match="no images under"):
+        find_images(hidden.parent.parent / "class0" / "nothing")
