@@ -1,11 +1,128 @@
-"""Counting the whole gallery against the similarity of each positive."""
+"""Counting the whole gallery against the similarity of each positive, tile by tile.
+
+A cheap product screens each tile of queries and gallery items; what its error bound cannot decide is decided
+in float64, so the counts never depend on the precision, the tiles or the number of processes. Where queries
+and gallery are the same rows a tile serves both its sides, and half of the product is never computed.
+"""
+
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from forerank.ranking import hard_screen as screen
 from forerank.ranking.hard_rows import UnitRows
 from forerank.ranking.hard_same import TIE, Candidates, Integers, Positives
+from forerank.ranking.hard_threads import in_parts
+from forerank.ranking.hard_tile import GROUP, Limits, Verdict, count_dense, count_sparse, limits
+
+BLOCK = 2048
+SAMPLE = 512  # gallery items that tell easy queries from hard ones
+EASY = 0.01  # share of the gallery that may reach an easy query's lowest threshold
+WIDE = 64  # positives from which a query is counted in float64 outright
+
+
+@dataclass
+class Block:
+    """Rows that lie together in tiles; as queries they carry thresholds, as gallery items none are needed."""
+
+    index: Integers  # (n,) rows of the embeddings
+    threshold: Tensor | None = None  # (C, P) float64, padding +inf; None: only gallery items
+    slot: Tensor | None = None  # (C, P) place of each in the flat list of positives, padding -1
+    easy: bool = False
+    vectors: dict[torch.dtype, Tensor] = field(default_factory=dict)  # kept where memory allows
+    bounds: dict[torch.dtype, Limits] = field(default_factory=dict)
+
+
+class Counter:
+    """The counts being added up, and how pairs are compared."""
+
+    def __init__(self, rows: UnitRows, positives: Positives, precision: str, keep: bool, size: int) -> None:
+        self.rows, self.keep, self.size = rows, keep, size
+        self.similarity = torch.from_numpy(positives.similarity).to(rows.device)
+        self.counts = torch.zeros(2, len(positives.similarity), dtype=torch.int64, device=rows.device)
+        self.precision = precision
+        self.residual = screen.UNIT16  # of any row; the measured one where all rows are at hand
+        # Products are written here over and over: fresh memory would cost a fifth of the time.
+        self.buffer = torch.empty(2, size * size, device=rows.device)
+
+    def vectors(self, block: Block, dtype: torch.dtype) -> Tensor:
+        """Unit vectors of a block, with zero rows at the end to a multiple of GROUP."""
+        if dtype in block.vectors:
+            return block.vectors[dtype]
+        made = torch.zeros(padded(len(block.index)), self.rows.dim, dtype=dtype, device=self.rows.device)
+        if dtype == torch.bfloat16:
+            made.copy_(self.vectors(block, torch.float32))
+        else:
+            made[: len(block.index)] = self.rows.float32(block.index)
+        if self.keep:
+            block.vectors[dtype] = made
+        return made
+
+    def limits(self, block: Block, dtype: torch.dtype) -> Limits:
+        """The block's thresholds spread by the margin of the screen."""
+        if dtype not in block.bounds:
+            dim = self.rows.dim
+            narrow = screen.bfloat16_margin(dim, self.residual, self.residual)
+            margin = narrow if dtype == torch.bfloat16 else screen.product_margin(dim)
+            assert block.threshold is not None
+            block.bounds[dtype] = limits(block.threshold, margin, dtype)
+        return block.bounds[dtype]
+
+    def count(self, queries: Block, items: Block, *, both: bool) -> None:
+        """Count the tile for the queries and, if `both`, for the items as queries too."""
+        quick = self.precision != "float32" and queries.easy and (items.easy or not both)
+        dtype = torch.bfloat16 if quick else torch.float32
+        left, right = self.vectors(queries, dtype), self.vectors(items, dtype)
+        area = len(left) * len(right)
+        tile, spare = self.buffer.view(dtype)[:, :area].view(2, len(left), len(right)).unbind(0)
+        if quick:
+            torch.mm(left, right.T, out=tile)
+        else:
+            screen.product32(left, right, tile, spare)
+        # Rows of padding are no items: below every threshold.
+        tile[len(queries.index) :] = -2
+        tile[:, len(items.index) :] = -2
+        self._take(tile, queries, items, dtype, along=1)
+        if both:
+            self._take(tile, items, queries, dtype, along=0)
+
+    def _take(self, tile: Tensor, queries: Block, items: Block, dtype: torch.dtype, along: int) -> None:
+        bounds = self.limits(queries, dtype)
+        verdict = (count_sparse if queries.easy else count_dense)(tile, bounds, along)
+        assert queries.slot is not None
+        filled = queries.slot >= 0
+        self.counts[:, queries.slot[filled]] += verdict.sure[filled]
+        if len(verdict.query):
+            self._recount(verdict, queries, items, refine=dtype == torch.bfloat16)
+
+    def _recount(self, verdict: Verdict, queries: Block, items: Block, *, refine: bool) -> None:
+        assert queries.slot is not None
+        slot = queries.slot[verdict.query, verdict.threshold]
+        query, item = verdict.query, verdict.item
+        if refine:
+            value = self._dots(
+                self.vectors(queries, torch.float32), self.vectors(items, torch.float32), query, item
+            )
+            gap = value.double() - self.similarity[slot]
+            margin = screen.dot_margin(self.rows.dim)
+            above = slot[gap > margin]
+            self.counts += torch.bincount(above, minlength=self.counts.shape[1])
+            open_ = gap.abs() <= margin
+            slot, query, item = slot[open_], query[open_], item[open_]
+        exact = self.rows.similarity(queries.index[query.cpu().numpy()], items.index[item.cpu().numpy()])
+        gap = exact - self.similarity[slot]
+        ones = torch.ones_like(slot)
+        for row, passed in enumerate((gap > TIE, gap >= -TIE)):
+            self.counts[row].index_add_(0, slot[passed], ones[passed])
+
+    def _dots(self, left: Tensor, right: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        if left.device.type != "cpu":
+            pieces = [slice(start, start + 65536) for start in range(0, len(i), 65536)]
+            return torch.cat([(left[i[s]] * right[j[s]]).sum(dim=1) for s in pieces])
+        a, b, ia, jb = left.numpy(), right.numpy(), i.numpy(), j.numpy()
+        return torch.from_numpy(in_parts(lambda s: np.einsum("nd,nd->n", a[ia[s]], b[jb[s]]), len(ia), 512))
 
 
 def count_gallery(
@@ -19,44 +136,111 @@ def count_gallery(
     distributed: bool,
 ) -> tuple[Integers, Integers]:
     """Gallery items more similar than each positive (P,), and at least as similar (P,)."""
-    total = len(positives.similarity)
-    counts = torch.zeros(2, total, dtype=torch.int64)
-    world = torch.distributed.get_world_size() if distributed else 1
-    rank = torch.distributed.get_rank() if distributed else 0
-    shard = np.array_split(candidates.gallery, world)[rank]
-    step = 1024
-    for start in range(0, len(chosen), step):
-        counts += 0
-        _count_float64(
-            rows, candidates.queries[chosen[start : start + step]], shard, positives, start, counts
-        )
+    queries, gallery = candidates.queries[chosen], candidates.gallery
+    number = np.diff(positives.offsets)
+    wide = number > (0 if precision == "float64" else WIDE)
+    both = candidates.symmetric and len(chosen) == len(candidates.queries)
+    largest = max(len(queries), len(gallery))
+    size = min(BLOCK, padded(largest))
+    # Vectors of both precisions for all rows, beside the tiles and the thresholds.
+    keep = 6 * rows.dim * (len(queries) + (0 if both else len(gallery))) <= memory // 2
+    counter = Counter(rows, positives, precision, keep, size)
+    rank, world = (
+        (torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else (0, 1)
+    )
+
+    screened = np.flatnonzero((number > 0) & ~wide)
+    with screen.true_float32():
+        if len(screened):
+            blocks = _query_blocks(counter, queries, gallery, positives, screened)
+            others = np.flatnonzero((number == 0) | wide) if both else None
+            items = _plain_blocks(gallery if others is None else queries[others], size)
+            shelf = [*blocks, *items] if both else items
+            if keep and precision != "float32" and any(b.easy for b in blocks):
+                counter.residual = max(
+                    screen.residual(counter.vectors(b, torch.float32), counter.vectors(b, torch.bfloat16))
+                    for b in {id(b): b for b in (*blocks, *shelf)}.values()
+                )
+            for j, item in list(enumerate(shelf))[rank::world]:
+                for query in blocks[: j + 1] if both else blocks:
+                    counter.count(query, item, both=both and query is not item and item.threshold is not None)
+        shard = np.array_split(gallery, world)[rank]
+        for start in range(0, len(queries), 512):
+            some = np.flatnonzero(wide[start : start + 512]) + start
+            if len(some):
+                _count_float64(rows, queries[some], shard, positives, some, counter.counts)
     if distributed:
-        torch.distributed.all_reduce(counts)
-    return counts[0].numpy(), counts[1].numpy()
+        torch.distributed.all_reduce(counter.counts)
+    return counter.counts[0].cpu().numpy(), counter.counts[1].cpu().numpy()
+
+
+def padded(count: int) -> int:
+    """The next multiple of GROUP."""
+    return -(-count // GROUP) * GROUP
+
+
+def _plain_blocks(index: Integers, size: int) -> list[Block]:
+    return [Block(index[start : start + size]) for start in range(0, len(index), size)]
+
+
+def _query_blocks(
+    counter: Counter, queries: Integers, gallery: Integers, positives: Positives, screened: Integers
+) -> list[Block]:
+    """Easy queries first, then the others by their number of positives, so that blocks are alike."""
+    rows, size, dim = counter.rows, counter.size, counter.rows.dim
+    number = np.diff(positives.offsets)
+    last = positives.similarity[positives.offsets[1:][screened] - 1]  # the least similar positive of each
+    margin = screen.bfloat16_margin(dim, screen.UNIT16, screen.UNIT16)
+    generator = np.random.default_rng(0)
+    sample = rows.float32(generator.choice(gallery, min(SAMPLE, len(gallery)), replace=False))
+    easy = np.empty(len(screened), dtype=bool)
+    for start in range(0, len(screened), size):
+        part = slice(start, start + size)
+        similarity = rows.float32(queries[screened[part]]) @ sample.T
+        reach = similarity >= torch.from_numpy(last[part] - margin).to(similarity)[:, None]
+        easy[part] = (reach.float().mean(dim=1) <= EASY).cpu().numpy()
+    order = screened[np.lexsort((number[screened], ~easy))]
+    edges = int(easy.sum())
+    blocks = []
+    for group, is_easy in ((order[:edges], True), (order[edges:], False)):
+        for start in range(0, len(group), size):
+            blocks.append(_query_block(queries, positives, group[start : start + size], is_easy, rows.device))
+    return blocks
+
+
+def _query_block(
+    queries: Integers, positives: Positives, some: Integers, easy: bool, device: torch.device
+) -> Block:
+    begin = positives.offsets[some]
+    number = positives.offsets[some + 1] - begin
+    column = np.arange(number.max())
+    slot = np.full((padded(len(some)), len(column)), -1, dtype=np.int64)
+    slot[: len(some)] = np.where(column < number[:, None], begin[:, None] + column, -1)
+    threshold = np.where(slot >= 0, positives.similarity[slot], np.inf)
+    return Block(
+        queries[some], torch.from_numpy(threshold).to(device), torch.from_numpy(slot).to(device), easy
+    )
 
 
 def _count_float64(
-    rows: UnitRows, queries: Integers, gallery: Integers, positives: Positives, start: int, counts: Tensor
+    rows: UnitRows, queries: Integers, gallery: Integers, positives: Positives, some: Integers, counts: Tensor
 ) -> None:
-    offsets = torch.from_numpy(positives.offsets[start : start + len(queries) + 1])
-    number = torch.diff(offsets)
+    """Queries with many positives: find each item's place among the sorted thresholds, in float64."""
+    number = torch.from_numpy(positives.offsets[some + 1] - positives.offsets[some])
     width = int(number.max())
-    filled = torch.arange(width) < number[:, None]  # (C, W)
+    column = torch.arange(width)
+    filled = column < number[:, None]  # (C, P)
+    # Ascending thresholds; positives are kept descending.
+    place = (torch.from_numpy(positives.offsets[some + 1])[:, None] - 1 - column)[filled]
     threshold = torch.full((len(queries), width), np.inf, dtype=torch.float64)
-    threshold[filled] = torch.from_numpy(positives.similarity[int(offsets[0]) : int(offsets[-1])])
-    threshold = threshold.sort(dim=1).values
-    query = rows.float64(queries)
-    for begin in range(0, len(gallery), 2048):
-        similarity = query @ rows.float64(gallery[begin : begin + 2048]).T
-        base = torch.arange(len(queries))[:, None] * (width + 1)
+    threshold[filled] = torch.from_numpy(positives.similarity)[place]
+    threshold, query = threshold.to(rows.device), rows.float64(queries)
+    base = torch.arange(len(queries), device=rows.device)[:, None] * (width + 1)
+    for begin in range(0, len(gallery), BLOCK):
+        similarity = query @ rows.float64(gallery[begin : begin + BLOCK]).T
         for row, edges, right in ((0, threshold + TIE, False), (1, threshold - TIE, True)):
             passed = torch.searchsorted(edges, similarity, right=right)  # thresholds that each item passes
             histogram = torch.bincount((base + passed).flatten(), minlength=len(queries) * (width + 1))
             histogram = histogram.view(len(queries), width + 1)
             at_least = histogram.flip(1).cumsum(1).flip(1)[:, 1:]  # items passing threshold 1, 2, ...
-            # Ascending thresholds with padding last; positives are kept descending.
-            ascending = at_least[filled]
-            place = torch.repeat_interleave(offsets[1:] - 1, number) - (
-                torch.arange(len(ascending)) - torch.repeat_interleave(offsets[:-1] - offsets[0], number)
-            )
-            counts[row, place] += ascending
+            counts[row, place.to(rows.device)] += at_least[filled.to(rows.device)]

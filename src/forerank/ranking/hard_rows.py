@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forerank.errors import InputError
+from forerank.ranking.hard_threads import in_parts
 
 Embeddings: TypeAlias = NDArray[np.floating] | Tensor
 Index: TypeAlias = slice | NDArray[np.int64]
@@ -48,6 +49,21 @@ class UnitRows:
         for start, stop in blocks(len(rows), self.dim):
             unit[start:stop] = self.float64(rows[start:stop])
         return unit
+
+    def similarity(self, first: NDArray[np.int64], second: NDArray[np.int64]) -> Tensor:
+        """Similarity (n,) of row first[i] and row second[i], in float64."""
+        step = max(1, 2 * BLOCK_ELEMENTS // 8 // self.dim)
+
+        def part(some: slice) -> NDArray[np.float64]:
+            left, right = (_read(self.source, which[some], self.device) for which in (first, second))
+            if left.device.type == "cpu":
+                dots: NDArray[np.float64] = np.einsum("nd,nd->n", left.numpy(), right.numpy())
+                return dots
+            found: NDArray[np.float64] = torch.linalg.vecdot(left, right).cpu().numpy()
+            return found
+
+        dots = torch.from_numpy(in_parts(part, len(first), step))
+        return (dots / (self.length[first] * self.length[second])).to(self.device)
 
 
 def unit_rows(embeddings: Embeddings, device: torch.device | str | None = None) -> UnitRows:

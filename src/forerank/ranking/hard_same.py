@@ -13,6 +13,7 @@ Integers = NDArray[np.int64]
 # Similarities closer than this are tied. It is far above float64 rounding (about 1e-16 for unit vectors)
 # and far below any difference float32 embeddings can mean, so equal vectors tie however sums are ordered.
 TIE = 1e-12
+FEW = 32  # images of a label up to which pairs are compared one by one
 
 
 @dataclass(frozen=True)
@@ -103,14 +104,11 @@ def _padded_block(
     real = column < same.count[chosen][:, None]  # (C, M)
     item = same.members[np.where(real, same.start[chosen][:, None] + column, 0)]  # (C, M)
     similarity = np.full((len(chosen), width), -np.inf)
-    # One product a label: its queries against its gallery items.
-    labels = candidates.labels[queries]
-    order = np.argsort(labels, kind="stable")
-    for group in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
-        members = item[group[0], : same.count[chosen[group[0]]]]
-        if len(members):
-            product = rows.float64(queries[group]) @ rows.float64(members).T
-            similarity[group[:, None], np.arange(len(members))] = product.cpu().numpy()
+    if width <= FEW:
+        owner, place = np.nonzero(real)
+        similarity[real] = rows.similarity(queries[owner], item[owner, place]).cpu().numpy()
+    else:
+        _one_product_a_label(rows, candidates.labels[queries], queries, item, same.count[chosen], similarity)
     positive = real & (item != queries[:, None])
     if candidates.ignore is not None:
         positive &= candidates.ignore[item] != candidates.ignore[queries][:, None]
@@ -123,3 +121,19 @@ def _padded_block(
     reach = width - torch.searchsorted(everyone, t - TIE, right=False)
     filled = column < kept[:, None]
     return which, kept, threshold[filled], above.numpy()[filled], reach.numpy()[filled]
+
+
+def _one_product_a_label(
+    rows: UnitRows,
+    labels: Integers,
+    queries: Integers,
+    item: Integers,
+    count: Integers,
+    similarity: NDArray[np.float64],
+) -> None:
+    order = np.argsort(labels, kind="stable")
+    for group in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
+        members = item[group[0], : count[group[0]]]
+        if len(members):
+            product = rows.float64(queries[group]) @ rows.float64(members).T
+            similarity[group[:, None], np.arange(len(members))] = product.cpu().numpy()

@@ -1,0 +1,136 @@
+"""Evaluation against its limit and its peers, in one run: python benchmarks/evaluate.py [--sizes 10000 60502]
+
+Prints, for each size and for an easy and a hard set of vectors:
+- product: the bare float32 product of all pairs, the faster of numpy and torch, into a reused buffer;
+- float32, default: all our ranking metrics together with the float32 screen, and as it comes;
+- faiss: IndexFlatIP, k = 1,001 (what recall@1000 needs);
+- calculator: pytorch-metric-learning's AccuracyCalculator: precision@1, R-precision, MAP@R, reciprocal rank,
+  at the k it chooses itself.
+Times on a shared machine mean little; ratios within one line are what counts.
+"""
+
+import argparse
+import time
+
+import numpy as np
+import torch
+
+from forerank.console import format_table
+from forerank.metrics import Evaluation, evaluate
+
+
+def products(count: int, dim: int, *, hard: bool, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Unit vectors shaped like Stanford Online Products: classes of 2 to 12 images, twelve categories.
+
+    The easy set resembles a trained model (recall@1 about 0.8), the hard one an untrained: positives lie
+    inside the bulk of the negatives.
+    """
+    generator = np.random.default_rng(seed)
+    size = generator.choice(np.arange(2, 13), p=_class_sizes(), size=count)
+    labels = np.repeat(np.arange(count), size)[:count]
+    # Trained embeddings fill far fewer directions than they have: decaying variances.
+    scale = (1 + np.arange(dim)) ** -0.25
+    category = generator.normal(size=(12, dim)) * scale
+    centre = 0.5 * category[generator.integers(12, size=count)] + generator.normal(size=(count, dim)) * scale
+    noise = 6.0 if hard else 2.0
+    points = centre[labels] + noise * generator.normal(size=(count, dim)) * scale
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    shuffled = generator.permutation(count)
+    return points[shuffled].astype(np.float32), labels[shuffled]
+
+
+def _class_sizes() -> np.ndarray:
+    weight = np.exp(-0.25 * np.arange(11.0))
+    return weight / weight.sum()
+
+
+def bare_product(vectors: np.ndarray) -> float:
+    """Seconds of the whole product, block by block into one buffer; the faster library."""
+    tensor, best = torch.from_numpy(vectors), float("inf")
+    buffer = np.empty((2048, len(vectors)), dtype=np.float32)
+    for library in ("numpy", "torch"):
+        start = time.perf_counter()
+        for i in range(0, len(vectors), 2048):
+            rows = min(2048, len(vectors) - i)
+            if library == "numpy":
+                np.matmul(vectors[i : i + rows], vectors.T, out=buffer[:rows])
+            else:
+                torch.mm(tensor[i : i + rows], tensor.T, out=torch.from_numpy(buffer[:rows]))
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def faiss_search(vectors: np.ndarray) -> float:
+    import faiss
+
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+
+    begin = time.perf_counter()
+    for start in range(0, len(vectors), 8192):
+        index.search(vectors[start : start + 8192], min(1001, len(vectors)))
+    return time.perf_counter() - begin
+
+
+def calculator(vectors: np.ndarray, labels: np.ndarray, ours: Evaluation) -> float:
+    """Seconds; stops if its figures, where the definitions agree, are not ours."""
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    names = {
+        "precision_at_1": "recall@1",
+        "r_precision": "r_precision",
+        "mean_average_precision_at_r": "map@r",
+    }
+    judge = AccuracyCalculator(include=(*names, "mean_reciprocal_rank"), device=torch.device("cpu"))
+    start = time.perf_counter()
+    found = judge.get_accuracy(torch.from_numpy(vectors), torch.from_numpy(labels))
+    spent = time.perf_counter() - start
+    for theirs, mine in names.items():
+        if abs(found[theirs] - ours[mine]) > 1e-4:
+            raise SystemExit(f"{theirs} is {found[theirs]} there and {ours[mine]} here")
+    return spent
+
+
+def ours(vectors: np.ndarray, labels: np.ndarray, precision: str) -> tuple[float, Evaluation]:
+    """Seconds of all ranking metrics together, and their values."""
+    start = time.perf_counter()
+    result = evaluate(vectors, labels, nmi=False, distances=False, bootstrap=0, precision=precision)
+    return time.perf_counter() - start, result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 20_000, 40_000, 60_502])
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--sets", nargs="+", default=["easy", "hard"], choices=["easy", "hard"])
+    parser.add_argument("--skip", nargs="*", default=[], choices=["faiss", "calculator"])
+    arguments = parser.parse_args()
+    rows = []
+    for count in arguments.sizes:
+        for kind in arguments.sets:
+            vectors, labels = products(count, arguments.dim, hard=kind == "hard")
+            product = bare_product(vectors)
+            t32, exact = ours(vectors, labels, "float32")
+            t, default = ours(vectors, labels, "auto")
+            if dict(exact) != dict(default) or exact.counts != default.counts:
+                raise SystemExit(f"the two screens disagree: {dict(exact)} {dict(default)}")
+            peers = {"faiss": "", "calculator": ""}
+            if "faiss" not in arguments.skip:
+                peers["faiss"] = f"{faiss_search(vectors) / t:.2f}"
+            if "calculator" not in arguments.skip:
+                peers["calculator"] = f"{calculator(vectors, labels, default) / t:.2f}"
+            shown = [f"{x:.1f}" for x in (product, t32, t)]
+            ratios = [f"{x:.2f}" for x in (t32 / product, t / product, t / t32)]
+            quality = [f"{default[name]:.3f}" for name in ("recall@1", "map")]
+            rows.append([f"{count:,} {kind}", *quality, *shown, *ratios, *peers.values()])
+            print(".", end="", flush=True)
+    header = ["set", "recall@1", "map", "product s", "float32 s", "default s", "float32/product",
+              "default/product", "default/float32", "faiss/default", "calculator/default"]  # fmt: skip
+    print()
+    print(format_table(header, rows))
+
+
+if __name__ == "__main__":
+    main()
