@@ -84,13 +84,18 @@ def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path, monkeypatch: pytest.
         load_model(tmp_path)
 
 
-def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
-    save_model(create_model("glyphnet", embedding_dim=8), tmp_path / "a")
-    wrong = {**create_model("glyphnet", embedding_dim=8).state_dict(), "head.weight": torch.zeros(9, 256)}
-    file = tmp_path / "w.safetensors"
-    save_file(wrong, file)
-    with pytest.raises(InputError, match="does not fit this model: it has an unexpected head"):
-        create_model(f"glyphnet@{file}")
+def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    fitting = create_model("glyphnet", embedding_dim=None).backbone.state_dict()
+    first = next(iter(fitting))
+    faults = {
+        "it lacks": {key: value for key, value in fitting.items() if key != first},
+        "it has an unexpected": {**fitting, "classifier.weight": torch.zeros(2)},
+        "it has another shape for": {**fitting, first: torch.zeros(9)},
+    }
+    for sentence, weights in faults.items():
+        save_file(weights, tmp_path / "w.safetensors")
+        with pytest.raises(InputError, match=f"does not fit this model: {sentence} (layers|classifier)"):
+            create_model(f"glyphnet@{tmp_path / 'w.safetensors'}")
 
 
 def test_weights_from_a_file(tmp_path: Path) -> None:
