@@ -252,10 +252,10 @@ def confused_pairs(
             if code != current and current >= 0:
                 close(current)
             current = code
-            times = _times_before(line, gallery_codes == code, before)
-            seen = np.bincount(gallery_codes, weights=times, minlength=len(names)).astype(np.int64)
-            counts += seen
-            asked += seen > 0
+            columns, times = _intruders(line, gallery_codes == code, before)
+            others = gallery_codes[columns]
+            np.add.at(counts, others, times)
+            asked[np.unique(others)] += 1
     if current >= 0:
         close(current)
     found.sort(key=lambda pair: (-pair[1], -pair[0], pair[2], pair[3]))
@@ -271,30 +271,29 @@ def confused_pairs(
     ]
 
 
-def _times_before(line: Floats, is_positive: NDArray[np.bool_], before: str) -> Ints:
-    """(G,) how many positives (at most one for "first") each negative stands before."""
+def _intruders(line: Floats, is_positive: NDArray[np.bool_], before: str) -> tuple[Ints, Ints]:
+    """Columns of the negatives before a positive, and how many positives (one for "first") each is before."""
     near = np.sort(line[is_positive & np.isfinite(line)])
     if not len(near):
-        return np.zeros(len(line), dtype=np.int64)
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    columns = np.flatnonzero(line >= (near[-1] if before == "first" else near[0]))
+    columns = columns[~is_positive[columns]]
     if before == "first":
-        times: Ints = (line >= near[-1]).astype(np.int64)
-    else:
-        times = np.searchsorted(near, line, side="right").astype(np.int64)
-    times[is_positive] = 0
-    return times
+        return columns, np.ones(len(columns), dtype=np.int64)
+    return columns, np.searchsorted(near, line[columns], side="right").astype(np.int64)
 
 
 def _clearest(vectors: Floats, query: Ints, gallery: Ints, codes: Ints, other: int) -> tuple[int, int, float]:
     """The (query, intruder) whose similarity most exceeds that of the query's nearest positive."""
     best = (-np.inf, -1, -1, 0.0)
+    own, theirs = (np.flatnonzero(codes[gallery] == code) for code in (codes[query[0]], other))
     for rows, similarities in _similarities(vectors, query, gallery):
         for row, line in zip(range(rows.start, rows.stop), similarities, strict=True):
-            intruders = np.where(codes[gallery] == other, line, -np.inf)
-            column = int(np.argmax(intruders))
-            positive = line[codes[gallery] == codes[query[row]]].max(initial=-np.inf)
-            excess = float(intruders[column] - positive) if np.isfinite(positive) else -np.inf
+            column = theirs[np.argmax(line[theirs])]
+            positive = line[own].max(initial=-np.inf)
+            excess = float(line[column] - positive) if np.isfinite(positive) else -np.inf
             if excess > best[0]:
-                best = (excess, int(query[row]), int(gallery[column]), float(intruders[column]))
+                best = (excess, int(query[row]), int(gallery[column]), float(line[column]))
     return best[1:]
 
 

@@ -102,7 +102,7 @@ def _charges(
     )
     if not len(middling):
         return Section("penalties", "", "")
-    tried = fares.query[middling[np.linspace(0, len(middling) - 1, min(40, len(middling))).astype(int)]]
+    tried = fares.query[middling[np.linspace(0, len(middling) - 1, min(12, len(middling))).astype(int)]]
     slope = derivative(variant, **settings)
     rankings = [rank_query(vectors, codes, int(q), slope, gallery_ids=gallery) for q in tried]
 
