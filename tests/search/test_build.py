@@ -93,9 +93,9 @@ def test_unreadable_images_are_left_out_and_named(tmp_path, model_folder, image_
 
 def test_another_model_is_refused_with_the_reason(address, model_folder, other_model_folder, image_folder):
     build_index(model_folder, image_folder, address)
-    with pytest.raises(InputError, match="built with another model.*cannot be compared"):
+    with pytest.raises(InputError, match=r"built with another model.*cannot be compared"):
         build_index(other_model_folder, image_folder, address)
-    with pytest.raises(InputError, match="built with another model.*cannot be compared"):
+    with pytest.raises(InputError, match=r"built with another model.*cannot be compared"):
         Index.open(address, model=other_model_folder)
     same_as_from_scratch(address, model_folder, image_folder)
 
@@ -125,9 +125,6 @@ def test_an_index_has_no_pickle_and_needs_only_its_folder(tmp_path, model_folder
     for file in moved.rglob("*"):
         if file.is_file():
             assert b"\x80\x04\x95" not in file.read_bytes(), f"{file} looks pickled"
-    with pytest.raises(ValueError, match="allow_pickle"):
-        np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
-        np.load(tmp_path / "objects.npy", allow_pickle=False)
     assert Index.open(moved).search(image_folder / "class0/00.png", 1)[0].path == "class0/00.png"
 
 
@@ -168,7 +165,7 @@ build.build_index(slow, images, address, part=2)
 
 
 def test_killed_while_embedding_goes_on_where_it_was(address, model_folder, image_folder):
-    """Six parts of two images; killed when the fourth begins, three parts are acknowledged and none is lost."""
+    """Six parts of two images, killed when the fourth begins: three are acknowledged, none is lost."""
     command = [sys.executable, "-c", KILLED, str(model_folder), str(image_folder), address]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

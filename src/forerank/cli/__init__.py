@@ -12,14 +12,21 @@ from forerank.errors import ForerankError, unknown
 
 # Verb -> (function, one line of help). Functions are imported only when their verb is used.
 VERBS: dict[str, tuple[str, str]] = {
+    "audit": ("forerank.cli.audit:audit", "Look for wrong labels, classes with several centres, confusing pairs."),
+    "calibrate": ("forerank.cli.calibrate:calibrate", "Choose the similarity from which on a match is trusted."),
     "data": ("forerank.cli.data:app", "Data sets: list them, look at one, check every image, download."),
     "demo": ("forerank.cli.demo:demo", "The main job on embedded data, in about a minute: start here."),
     "doctor": ("forerank.cli.doctor:doctor", "What this machine has, what is missing and how to get it."),
+    "duplicates": ("forerank.cli.duplicates:duplicates", "List near-identical images of an index."),
     "embed": ("forerank.cli.embed:embed", "Turn pictures into vectors with a run, a model or a backbone."),
     "export": ("forerank.cli.export:export", "Write a model as ONNX, checked against torch."),
+    "index": ("forerank.cli.index:index", "Embed images into an index that can be searched."),
     "losses": ("forerank.cli.losses:app", "List the losses; plot one you write down as a derivative."),
     "models": ("forerank.cli.models:app", "The backbones that a string can name."),
+    "paper": ("forerank.cli.paper:app", "The paper's tables and figures by name, published beside measured."),
     "recipe": ("forerank.cli.recipe:app", "The recipes that come with Forerank; every value of one."),
+    "search": ("forerank.cli.search:search", "Find the images of an index nearest to a picture."),
+    "serve": ("forerank.cli.serve:serve", "Open the search page of an index."),
     "train": ("forerank.cli.train:train", "Train on a folder of images or by a recipe; resume a run."),
 }
 

@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forerank.search.label_audit import Audit, audit
     from forerank.search.build import BuildReport, build_index
     from forerank.search.calibration import Calibration, calibrate
     from forerank.search.duplicates import find_duplicates
     from forerank.search.engine import Engine, open_engine
     from forerank.search.index import Hit, Index, Matches
+    from forerank.search.label_audit import Audit, audit
     from forerank.search.rows import Row
 
 # Name -> module: an index is opened without loading what builds or audits one.

@@ -1,4 +1,4 @@
-"""Bring an index up to date with a set of images: embed what is new, keep what is known, drop what is gone."""
+"""Bring an index up to date with a set of images: embed what is new, keep what is known, drop the rest."""
 
 import time
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def build_index(
         images: a folder, a CSV, a data set's name or a `Table`.
         address: a folder, or `milvus:...`.
         split: which part of a data set: "train", "validation", "test" or "all".
-        approximate: True or False to have an approximate index or not; None: where it pays (local folder only).
+        approximate: whether to have an approximate index (local folder only); None: where it pays.
         replace: build anew with another model (local folder only).
         rehash: read every file again instead of trusting size and time of the unchanged ones.
         on_bad: "skip" leaves unreadable images out and reports them; "refuse" stops at the first.
@@ -259,7 +259,7 @@ def _embed_part(
             data, bad[row.content] = b"", "changed while it was being indexed; run the command again"
         sources.append(data)
     vectors = retriever.embed(sources, progress=False, on_bad="skip")
-    finite = np.isfinite(vectors).all(axis=1)
+    finite = [bool(row.all()) for row in np.isfinite(vectors)]
     for row, data, fine in zip(rows, sources, finite, strict=True):
         if not fine and row.content not in bad:
             bad[row.content] = _why(data)

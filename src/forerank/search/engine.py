@@ -62,7 +62,7 @@ class Engine(Protocol):
         """The vectors (n, D) of these ids, in their order; an unknown id raises KeyError."""
 
     def page(self, after: int = -1, limit: int = 60, label: str | None = None, text: str = "") -> list[Row]:
-        """The next rows by id after `after`, if asked only those of `label` or with `text` in path or label."""
+        """The next rows by id after `after`; only those of `label`, or with `text` in path or label."""
 
     def labels(self, text: str = "", limit: int = 50) -> list[str]:
         """Some labels that contain `text`, sorted."""

@@ -1,4 +1,4 @@
-"""Which images an index shall hold: a folder, a table, a data set's name -> paths and labels below one root."""
+"""Which images an index shall hold: a folder, a table, a data set's name -> paths and labels, one root."""
 
 import os
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ def list_images(source: str | Path | Table, split: str = "all") -> Images:
     """The images of a source.
 
     A data set (by name, official layout, CSV or one sub-folder a class) brings its labels. In any other
-    folder every image below it counts, without labels.
+    folder every image below it counts; those in sub-folders have the sub-folder as label, loose ones none.
     """
     if isinstance(source, Table):
         table = source
@@ -30,39 +30,34 @@ def list_images(source: str | Path | Table, split: str = "all") -> Images:
         try:
             table = open_table(place if place.exists() else str(source))
         except InputError:
-            if not place.is_dir():
+            if not place.is_dir() or split != "all":
                 raise
-            if split != "all":
-                raise
-            return _unlabelled(place)
+            return _any_folder(place)
     if table.box is not None:
         raise InputError(
-            f"{table.name} marks objects by boxes; an index holds whole files: cut them out and index the cuts."
+            f"{table.name} marks objects by boxes, and an index holds whole files: "
+            "cut the objects out and index the cuts."
         )
     return _below_one_root(table.select(split))
 
 
-def _unlabelled(folder: Path) -> Images:
+def _any_folder(folder: Path) -> Images:
     from forerank.models import find_images
 
-    files = find_images(folder)
-    return Images(
-        folder.resolve(), [file.relative_to(folder).as_posix() for file in files], [""] * len(files)
-    )
+    paths = [file.relative_to(folder).as_posix() for file in find_images(folder)]
+    return Images(folder.absolute(), paths, [path.rpartition("/")[0] for path in paths])
 
 
 def _below_one_root(table: Table) -> Images:
     """Paths relative to the table's root, or to the folder common to all where some lie outside it."""
     # Not resolved: a link inside the root keeps the name it has there.
-    files = [
-        os.path.normpath(os.path.join(os.path.abspath(table.root), path)) for path in table.path.tolist()
-    ]
-    root = os.path.abspath(table.root)
-    if any(not file.startswith(root + os.sep) for file in files):
-        root = os.path.commonpath([os.path.dirname(file) for file in files])
+    root = Path(os.path.normpath(Path(table.root).absolute()))
+    files = [Path(os.path.normpath(root / path)) for path in table.path.tolist()]
+    if any(not file.is_relative_to(root) for file in files):
+        root = Path(os.path.commonpath([file.parent for file in files]))
     seen: dict[str, str] = {}
     for file, label in zip(files, table.label.tolist(), strict=True):
-        relative = os.path.relpath(file, root).replace(os.sep, "/")
+        relative = file.relative_to(root).as_posix()
         if seen.setdefault(relative, label) != label:
             raise InputError(f"{relative} is listed twice, as {seen[relative]!r} and as {label!r}.")
-    return Images(Path(root), list(seen), list(seen.values()))
+    return Images(root, list(seen), list(seen.values()))

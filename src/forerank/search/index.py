@@ -85,11 +85,11 @@ class Index:
         meta = engine.meta()
         if meta is None:
             raise InputError(
-                f"there is no index at {engine.address}: forerank index MODEL IMAGES -o builds one."
+                f"there is no index at {engine.address}: build one with forerank index."
             )
         if not meta.get("complete", True):
             say(
-                f"{engine.address} is only partly loaded: run the same forerank index command again to finish."
+                f"{engine.address} is only partly loaded: run the same forerank index command again."
             )
         self.engine = engine
         self.meta: Meta = meta
@@ -108,8 +108,8 @@ class Index:
 
         Args:
             address: a folder, or `milvus:...`.
-            model: only needed where the index has no copy of its model and the place it names is gone; a model
-                other than the one the index was built with is refused.
+            model: only needed where the index has no copy of its model and the place it names is gone; a
+                model other than the one the index was built with is refused.
             root: where the images lie now, if they were moved.
         """
         index = cls(open_engine(address), root=None if root is None else Path(root))

@@ -37,5 +37,6 @@ def refuse_other_model(address: str, stored: dict[str, str], given: str, name: s
     if stored["fingerprint"] != given:
         raise InputError(
             f"{address} was built with another model ({stored.get('source', 'unknown')}, "
-            f"{stored['fingerprint'][:8]}) than {name} ({given[:8]}): their vectors cannot be compared. {instead}"
+            f"{stored['fingerprint'][:8]}) than {name} ({given[:8]}): their vectors cannot be compared. "
+            f"{instead}"
         )

@@ -1,0 +1,79 @@
+"""`forerank index`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from forerank.console import print_json, say
+
+
+def index(
+    model: str,
+    images: str,
+    /,
+    *,
+    output: Annotated[str, Parameter(name=["--output", "-o"])],
+    split: str = "all",
+    approximate: Annotated[bool | None, Parameter(negative="--exact")] = None,
+    replace: bool = False,
+    rehash: bool = False,
+    strict: bool = False,
+    json: bool = False,
+) -> None:
+    """Embed images and keep the vectors where they can be searched.
+
+    Run it again after images were added, changed or removed: only new contents are embedded. Killed or
+    interrupted, the same command goes on; until it is done the old index stays in force.
+
+    Examples:
+
+        forerank index runs/glyphs glyphs -o glyphs.index
+        forerank index efficientnet-lite0 ./photos -o photos.index
+        forerank index runs/shop ./catalogue -o milvus:http://10.0.0.5:19530#catalogue
+
+    Parameters
+    ----------
+    model
+        A run folder, a model folder, or a backbone such as efficientnet-lite0.
+    images
+        A folder, a CSV with path and label, or a data set's name.
+    output
+        Where the index lives: a folder, milvus:FILE.db, or milvus:http://HOST:PORT#COLLECTION.
+    split
+        Which part of a data set: train, validation, test or all.
+    approximate
+        Build an approximate index, or (--exact) none; by default one is tried where it may pay.
+    replace
+        Build anew, although the index there belongs to another model.
+    rehash
+        Read every file again instead of trusting the size and time of unchanged ones.
+    strict
+        Stop at an image that cannot be read instead of leaving it out.
+    json
+        Print what was done as JSON.
+    """
+    from dataclasses import asdict
+
+    from forerank.models import keep_freed_memory
+    from forerank.search import build_index
+
+    keep_freed_memory()
+    report = build_index(
+        model,
+        images,
+        output,
+        split=split,
+        approximate=approximate,
+        replace=replace,
+        rehash=rehash,
+        on_bad="refuse" if strict else "skip",
+    )
+    if json:
+        print_json(asdict(report))
+    else:
+        print(report)
+        if len(report.skipped) > 5:
+            say(f"{len(report.skipped)} images were left out; --json lists them all")
+        if not output.startswith("milvus:") or Path(output).exists():
+            say(f"look at it: forerank serve {output}")

@@ -1,0 +1,77 @@
+"""`forerank search`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from forerank.console import format_table, print_json, say
+
+
+def search(
+    index: str,
+    query: Path,
+    /,
+    *,
+    k: Annotated[int, Parameter(name=["--k", "-k"])] = 10,
+    json: bool = False,
+    model: str | None = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+) -> None:
+    """The indexed images nearest to a picture; for a folder of pictures, a CSV.
+
+    In a calibrated index (forerank calibrate) a query whose nearest image is not near enough gets "no match".
+
+    Examples:
+
+        forerank search glyphs.index query.png
+        forerank search photos.index ./queries -k 3 > found.csv
+
+    Parameters
+    ----------
+    index
+        A folder, or milvus:...
+    query
+        A picture, or a folder of pictures.
+    k
+        Images to find.
+    json
+        Print JSON.
+    model
+        The index's model, if the index has no copy of it and it was moved.
+    output
+        Write the CSV of a folder of queries here instead of printing it.
+    """
+    from forerank.models import find_images, keep_freed_memory
+    from forerank.search.answers import answer_files, write_answers
+    from forerank.search.index import Index
+
+    keep_freed_memory()
+    opened = Index.open(index, model=model)
+    if query.is_dir():
+        answers = answer_files(opened, find_images(query), k)
+        if json:
+            print_json([{"query": str(file), **matches.to_dict()} for file, matches in answers])
+        elif output is not None:
+            with output.open("w", newline="", encoding="utf-8") as file:
+                write_answers(answers, file)
+            say(f"{len(answers)} queries answered in {output}")
+        else:
+            write_answers(answers, sys.stdout)
+        return
+    matches = opened.search(query, k)
+    if json:
+        print_json({"query": str(query), **matches.to_dict()})
+        return
+    if not matches.found:
+        nearest = f", the nearest has similarity {matches[0].similarity:.4f}" if len(matches) else ""
+        below = (
+            ""
+            if matches.threshold is None
+            else f" from {matches.threshold:.4f} on a match is trusted{nearest}"
+        )
+        print(f"no match:{below or ' the index is empty'}")
+    if len(matches):
+        rows = [(hit.path, hit.label or "-", f"{hit.similarity:.4f}") for hit in matches]
+        print(format_table(["path", "label", "similarity"], rows))

@@ -1,0 +1,158 @@
+"""An audit as a page with pictures and as a CSV to act on."""
+
+import csv
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files as resources
+from pathlib import Path
+
+from forerank.models.storage import write_atomically
+from forerank.report.thumbnails import Thumbnails
+from forerank.search.label_audit import Audit, Found
+
+COLUMNS = (
+    "path",
+    "label",
+    "suspect",
+    "suggestion",
+    "agreement",
+    "negatives_before",
+    "negatives_before_nearest",
+    "chance",
+)
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+OWN_STYLE = """
+.row { display: flex; flex-wrap: wrap; gap: .7rem; align-items: flex-start; padding: .9rem 0;
+  border-top: 1px solid var(--rule); }
+.row:first-child { border-top: 0; }
+.row > p { flex: 1 1 100%; margin: 0; }
+.shot { width: 104px; font-size: .8rem; overflow-wrap: anywhere; line-height: 1.3; margin: 0;
+  color: var(--soft); }
+.shot img, .shot .none { width: 104px; height: 104px; object-fit: contain; background: var(--paper);
+  border: 3px solid var(--rule); border-radius: 10px; display: grid; place-items: center; }
+.shot.asks img { border-color: var(--accent); }
+.shot.good img { border-color: var(--good); }
+.shot.bad img { border-color: var(--bad); border-style: dashed; }
+.gap { width: 1px; align-self: stretch; background: var(--rule); }
+"""
+
+
+def write_csv(found: Audit, path: Path) -> None:
+    """Every image, most suspicious first: with the column `label` mended it is the next training's table."""
+
+    def fill(file: Path) -> None:
+        with file.open("w", newline="", encoding="utf-8") as out:
+            writer = csv.writer(out, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            for i in found.order():
+                writer.writerow(
+                    (
+                        found.table.path[i],
+                        found.table.label[i],
+                        bool(found.suspect[i]),
+                        found.suggestion[i],
+                        f"{found.agreement[i]:.2f}",
+                        f"{found.before[i]:.1f}",
+                        f"{found.before_nearest[i]:.0f}",
+                        f"{found.chance[i]:.4f}",
+                    )
+                )
+
+    write_atomically(path, fill)
+
+
+def write_page(
+    found: Audit, path: Path, *, title: str, checked: Found | None = None, shown: int = 40
+) -> None:
+    """One self-contained HTML file: the worst `shown` images, split classes, confused pairs."""
+    picture = Thumbnails(found.table.files, found.table.box, side=104)
+    sections = [_suspects(found, picture, shown), _split(found, picture), _confused(found, picture)]
+    style = resources("forerank.report").joinpath("page.css").read_text(encoding="utf-8") + OWN_STYLE
+    said = f"<ul class='notes'><li>{escape(str(checked))}.</li></ul>" if checked else ""
+    suspects = int(found.suspect.sum())
+    lead = (
+        f"{suspects:,} of {len(found.table):,} labels are likely wrong, {len(found.split_classes):,} of "
+        f"{len(found.table.classes):,} classes lie around several centres."
+    )
+    text = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>
+<style>{style}</style></head><body><main><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{said}
+{"".join(sections)}</main></body></html>
+"""
+
+    def fill(file: Path) -> None:
+        file.write_text(text, encoding="utf-8")
+
+    write_atomically(path, fill)
+
+
+def _shot(found: Audit, picture: Thumbnails, row: int, kind: str, note: str = "") -> str:
+    name = escape(str(found.table.label[row]))
+    address = picture(row)
+    where = escape(str(found.table.path[row]))
+    shown = (
+        f'<img src="{address}" alt="{name}" title="{where}">'
+        if address
+        else f'<div class="none">{where}</div>'
+    )
+    mark = {"good": "✓ ", "bad": "✕ ", "asks": ""}[kind]
+    return f'<figure class="shot {kind}">{shown}{mark}{name}{f"<br>{escape(note)}" if note else ""}</figure>'
+
+
+def _section(title: str, under: str, rows: Sequence[str], empty: str) -> str:
+    body = "".join(rows) or f"<p>{escape(empty)}</p>"
+    head = f'<h2>{escape(title)}</h2><p class="under">{escape(under)}</p>'
+    return f'<section>{head}<div class="card">{body}</div></section>'
+
+
+def _suspects(found: Audit, picture: Thumbnails, shown: int) -> str:
+    rows = []
+    order = found.order()
+    for i in order[found.suspect[order]][:shown]:
+        near = "".join(
+            _shot(found, picture, j, "good" if found.table.label[j] == found.table.label[i] else "bad")
+            for j in found.nearest[i, :6]
+        )
+        said = (
+            f"{found.table.path[i]}: labelled {found.table.label[i]}, {found.before_nearest[i]:,.0f} images "
+            f"of other classes stand before the nearest of its own; {found.agreement[i]:.0%} of its nearest are "
+            f"{found.suggestion[i]}."
+        )
+        asks = _shot(found, picture, int(i), "asks")
+        rows.append(f'<div class="row"><p>{escape(said)}</p>{asks}<div class="gap"></div>{near}</div>')
+    under = (
+        "Most suspicious first, each with the images nearest to it. The CSV beside this page has every image."
+    )
+    return _section("Likely wrong labels", under, rows, "None: every image stands near its own class.")
+
+
+def _split(found: Audit, picture: Thumbnails) -> str:
+    rows = []
+    for split in found.split_classes[:20]:
+        gap = '<div class="gap"></div>'
+        parts = gap.join(
+            "".join(_shot(found, picture, row, "asks") for row in centre[:3]) for centre in split.centres[:4]
+        )
+        sizes = ", ".join(str(len(centre)) for centre in split.centres)
+        said = f"{split.label}: {split.images} images around {len(split.centres)} centres ({sizes} images)"
+        rows.append(f'<div class="row"><p>{escape(said)}</p>{parts}</div>')
+    under = (
+        "Images of one label that lie in separate groups with other classes between: perhaps several things."
+    )
+    return _section("Classes with several centres", under, rows, "None.")
+
+
+def _confused(found: Audit, picture: Thumbnails) -> str:
+    rows = []
+    for pair in found.confused:
+        said = (
+            f"{pair.other} stands before {pair.label}: {pair.count:,} times, in the lists of "
+            f"{pair.queries:,} images; the clearest case has similarity {pair.similarity:.3f}"
+        )
+        shots = _shot(found, picture, pair.query, "asks") + _shot(found, picture, pair.intruder, "bad")
+        rows.append(f'<div class="row"><p>{escape(said)}</p>{shots}</div>')
+    under = (
+        "Classes of which one stands before the nearest image of the other: hard, or the same thing twice."
+    )
+    return _section("Confusing pairs", under, rows, "None.")

@@ -1,0 +1,224 @@
+"""Look for wrong labels by counting what stands before: too many negatives before an image's positives."""
+
+from dataclasses import dataclass
+from math import lgamma
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerank.data import Table
+from forerank.errors import InputError
+from forerank.ranking.hard import hard_ranks
+from forerank.ranking.hard_rows import unit_rows
+from forerank.report import ConfusedPair, confused_pairs, neighbours
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SplitClass:
+    """A class whose images lie around several centres."""
+
+    label: str
+    images: int
+    centres: tuple[tuple[int, ...], ...]  # rows of each centre, largest first; its most central image first
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found, by row of the table.
+
+    Attributes:
+        positives: (N,) other images with the same label.
+        before: (N,) negatives before its positives, mean over them; NaN for an image alone in its class.
+        before_nearest: (N,) negatives before the nearest positive.
+        chance: (N,) the chance that positives scattered at random would bring one this near or nearer: close
+            to 0 for an image among its own, anywhere in 0 to 1 for one whose label says nothing about it.
+        suspect: (N,) whether the label is likely wrong: chance at or above the limit.
+        suggestion: (N,) the label most frequent among the nearest images.
+        agreement: (N,) share of the nearest images that have the suggested label.
+        split_classes: classes with several centres.
+        confused: pairs of classes of which one stands before the positives of the other.
+        nearest: (N, k) rows of the nearest images.
+    """
+
+    table: Table
+    positives: Ints
+    before: Floats
+    before_nearest: Floats
+    chance: Floats
+    suspect: npt.NDArray[np.bool_]
+    suggestion: npt.NDArray[np.str_]
+    agreement: Floats
+    split_classes: list[SplitClass]
+    confused: list[ConfusedPair]
+    nearest: Ints
+
+    def order(self) -> Ints:
+        """All rows, most suspicious first."""
+        chance = np.nan_to_num(self.chance, nan=-1.0)
+        return np.lexsort((-np.nan_to_num(self.before), -np.nan_to_num(self.before_nearest), -chance))
+
+
+@dataclass(frozen=True)
+class Found:
+    """How well suspects match the labels that are really wrong."""
+
+    wrong: int
+    suspects: int
+    precision: float
+    recall: float
+    average_precision: float  # of the whole list, most suspicious first
+
+    def __str__(self) -> str:
+        return (
+            f"{self.wrong:,} labels were spoiled on purpose; {self.suspects:,} are suspected: precision "
+            f"{self.precision:.3f}, recall {self.recall:.3f}, average precision of the list "
+            f"{self.average_precision:.3f}"
+        )
+
+
+def audit(
+    vectors: npt.NDArray[Any], table: Table, *, limit: float = 0.1, k: int = 10, pairs: int = 20
+) -> Audit:
+    """Audit the labels of a table by the vectors (N, D) of its images.
+
+    Args:
+        limit: an image is suspected when its `chance` is at least this. If a wrong label is any other label,
+            a share 1 - limit of the wrong ones is found, whatever the model; a better model suspects fewer
+            others.
+        k: nearest images that suggest a label.
+        pairs: confused pairs of classes to list.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> labels = np.repeat(["a", "b", "c"], 10)
+        >>> vectors = np.repeat(np.eye(3, 8), 10, axis=0) + 0.05 * rng.normal(size=(30, 8))
+        >>> labels[4] = "c"
+        >>> found = audit(vectors, Table([f"{i}.png" for i in range(30)], labels, ["train"] * 30))
+        >>> np.flatnonzero(found.suspect).tolist(), found.suggestion[4]
+        ([4], np.str_('a'))
+    """
+    if len(vectors) != len(table):
+        raise InputError(f"there are {len(vectors)} vectors for {len(table)} images.")
+    if len(table.classes) < 2:
+        raise InputError("an audit compares classes: the table has only one.")
+    if not 0 < limit < 1:
+        raise InputError(f"the limit lies between 0 and 1, not {limit}.")
+    codes, size = table.label_ids, len(table)
+    positives = np.bincount(codes)[codes] - 1
+    before, before_nearest = np.full(size, np.nan), np.full(size, np.nan)
+    reach = np.zeros(size, np.int64)  # how many of its positives, nearest first, it holds as its own
+    for part in hard_ranks(unit_rows(np.asarray(vectors)), codes):
+        for i, start, stop in zip(part.queries, part.offsets[:-1], part.offsets[1:], strict=True):
+            if stop > start:
+                above = part.above[start:stop]
+                before[i], before_nearest[i] = above.mean(), above[0]
+                reach[i] = int((above <= positives[i]).sum())
+    chance = _chance(before_nearest, positives, size - 1 - positives)
+    near = neighbours(vectors, codes, k=k)
+    suggestion, agreement = _vote(near.index, near.similarity, codes, len(table.classes))
+    suspect = np.nan_to_num(chance, nan=0.0) >= limit
+    return Audit(
+        table=table,
+        positives=positives,
+        before=before,
+        before_nearest=before_nearest,
+        chance=chance,
+        suspect=suspect,
+        suggestion=table.classes[suggestion],
+        agreement=agreement,
+        split_classes=_split_classes(np.asarray(vectors), table, reach, suspect),
+        confused=confused_pairs(vectors, table.label, top=pairs),
+        nearest=near.index,
+    )
+
+
+def score(found: Audit, wrong: npt.NDArray[np.bool_]) -> Found:
+    """Compare suspects with the rows (N,) whose labels are known to be wrong."""
+    hits = int((found.suspect & wrong).sum())
+    ranked = wrong[found.order()]
+    precisions = np.cumsum(ranked) / np.arange(1, len(ranked) + 1)
+    return Found(
+        int(wrong.sum()),
+        int(found.suspect.sum()),
+        hits / max(1, int(found.suspect.sum())),
+        hits / max(1, int(wrong.sum())),
+        float(precisions[ranked].mean()) if ranked.any() else 1.0,
+    )
+
+
+def _chance(before_nearest: Floats, positives: Ints, negatives: Ints) -> Floats:
+    """Chance that the first of P positives, shuffled among N negatives, has at most R negatives before it.
+
+    That is one minus the chance that the first R + 1 places are all negatives.
+
+    >>> _chance(np.array([0.0]), np.array([1]), np.array([3])).round(6).tolist()
+    [0.25]
+    """
+    result = np.full(len(before_nearest), np.nan)
+    for i, r in enumerate(before_nearest):
+        if np.isnan(r):
+            continue
+        p, n = int(positives[i]), int(negatives[i])
+        if r + 1 > n:
+            result[i] = 1.0
+        else:
+            m = int(r) + 1
+            log_none = lgamma(n + 1) - lgamma(n - m + 1) - lgamma(n + p + 1) + lgamma(n + p - m + 1)
+            result[i] = -np.expm1(log_none)
+    return result
+
+
+def _vote(
+    nearest: Ints, similarity: npt.NDArray[np.floating[Any]], codes: Ints, classes: int
+) -> tuple[Ints, Floats]:
+    """The most frequent label (code) among the nearest images and its share; on a tie the more similar."""
+    suggestion = np.empty(len(nearest), np.int64)
+    agreement = np.empty(len(nearest))
+    for i, (rows, similarities) in enumerate(zip(nearest, similarity, strict=True)):
+        votes = np.bincount(codes[rows], weights=1 + 1e-3 * (similarities + 1), minlength=classes)
+        suggestion[i] = int(votes.argmax())
+        agreement[i] = float((codes[rows] == suggestion[i]).mean())
+    return suggestion, agreement
+
+
+def _split_classes(
+    vectors: npt.NDArray[Any], table: Table, reach: Ints, suspect: npt.NDArray[np.bool_]
+) -> list[SplitClass]:
+    """Classes that fall into several parts when each image holds on to the positives before the crowd.
+
+    An image holds a positive that has no more negatives before it than the class has images. Parts that are
+    linked by no hold are centres, if they have at least two images and a fifth of the class. Suspects are
+    left out: a wrong label is not a centre.
+    """
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    found = []
+    order = np.argsort(table.label_ids, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(table.label_ids[order])) + 1):
+        kept = members[~suspect[members]]
+        if len(kept) < 4:
+            continue
+        similarity = unit[members] @ unit[members].T
+        np.fill_diagonal(similarity, -np.inf)
+        leader = np.arange(len(members))
+        nearest_first = np.argsort(-similarity, axis=1, kind="stable")
+        for i in range(len(members)):
+            for j in nearest_first[i, : reach[members[i]]]:
+                a, b = leader[i], leader[j]
+                if a != b and not suspect[members[i]] and not suspect[members[j]]:
+                    leader[leader == max(a, b)] = min(a, b)
+        parts = [members[(leader == name) & ~suspect[members]] for name in np.unique(leader)]
+        parts = [part for part in parts if len(part) >= max(2, 0.2 * len(kept))]
+        if len(parts) >= 2:
+            centres = tuple(_central_first(unit, part) for part in sorted(parts, key=len, reverse=True))
+            found.append(SplitClass(str(table.label[members[0]]), len(members), centres))
+    return sorted(found, key=lambda split: (-len(split.centres[1]) / split.images, split.label))
+
+
+def _central_first(unit: npt.NDArray[Any], rows: Ints) -> tuple[int, ...]:
+    """Rows by their similarity to the mean of them all."""
+    towards = unit[rows] @ unit[rows].mean(axis=0)
+    return tuple(int(row) for row in rows[np.argsort(-towards, kind="stable")])
