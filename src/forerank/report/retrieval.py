@@ -95,7 +95,7 @@ def _charges(
     pictures: Pictures,
     loss: tuple[str, dict[str, float]],
 ) -> Section:
-    """The query among a few middling ones whose first images show most arrows."""
+    """The query among a few middling ones in whose list right and wrong alternate most."""
     variant, settings = loss
     middling = np.flatnonzero(
         (fares.first_rank < 8) & (fares.average_precision < 0.95) & (fares.positives > 1)
@@ -106,11 +106,11 @@ def _charges(
     slope = derivative(variant, **settings)
     rankings = [rank_query(vectors, codes, int(q), slope, gallery_ids=gallery) for q in tried]
 
-    def arrows(one: Ranking) -> int:
-        return int(np.cumsum(~one.is_positive)[one.is_positive].sum())
+    def changes(one: Ranking) -> int:
+        return int(np.abs(np.diff(one.is_positive.astype(int))).sum())
 
-    chosen = max(rankings, key=arrows)
-    if not arrows(chosen):
+    chosen = max(rankings, key=changes)
+    if not changes(chosen):
         return Section("penalties", "", "")
     values = ", ".join(f"{name} {value:g}" for name, value in settings.items())
     loss_name = "Smooth-AP" if variant == "AP" else f"PNP-{variant}"
