@@ -119,7 +119,8 @@ def read_image(
                     wanted = (int(image.width * ratio), int(image.height * ratio))
                     image.draft("L" if channels == 1 and image.mode == "L" else "RGB", wanted)
             image.load()
-            upright = ImageOps.exif_transpose(image) if image.format in ROTATABLE else image
+            says_rotation = image.format == "TIFF" or not ROTATION_KEYS.isdisjoint(image.info)
+            upright = ImageOps.exif_transpose(image) if says_rotation else image
             return _flatten(upright, channels, name)
         except BadImageError:
             raise
@@ -132,8 +133,8 @@ def read_image(
             raise BadImageError(name, "too large for this machine's memory") from None
 
 
-# Formats that can carry an EXIF block; asking the others costs time for nothing.
-ROTATABLE = frozenset(("JPEG", "MPO", "PNG", "WEBP", "TIFF", "AVIF"))
+# Where Pillow keeps what may speak of a rotation; asking when there is nothing costs time (TIFF has tags).
+ROTATION_KEYS = frozenset(("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"))
 
 
 def _from_array(array: NDArray[Any]) -> Image.Image:
