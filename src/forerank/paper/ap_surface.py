@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def ap_term(positives_before: NDArray[np.float64], negatives_before: NDArray[np.float64]) -> NDArray[np.float64]:
+def ap_term(
+    positives_before: NDArray[np.float64], negatives_before: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """1 - (1 + R_P) / (1 + R_P + R_N), elementwise.
 
     >>> ap_term(np.array([0.0, 3.0]), np.array([0.0, 4.0])).tolist()

@@ -25,14 +25,17 @@ def draw_variants(drawing: "Figure", *, alpha: float = 4.0, b: float = 2.0, larg
     The losses are the ones that train (`forerank.losses`); the derivatives are the written formulas, and the
     tests hold one against the other.
     """
-    from forerank.paper.terms import loss_term
+    import torch
+
+    from forerank.losses.pnp import VARIANTS
 
     counts = np.linspace(0, largest, 401)
     axes = drawing.subplots(2, 5, sharex=True)
     for column, (variant, (loss_text, slope_text)) in enumerate(FORMULAS.items()):
         slope = derivative(variant, alpha=alpha, b=b)(counts, np.zeros_like(counts))
         top, bottom = axes[0, column], axes[1, column]
-        top.plot(counts, loss_term(variant, counts, alpha=alpha, b=b), color=COLOURS[variant])
+        value = VARIANTS[variant](alpha, b).value(torch.from_numpy(counts)).numpy()
+        top.plot(counts, value, color=COLOURS[variant])
         bottom.plot(counts, slope, color=COLOURS[variant])
         top.set_title(f"{NAMES[variant]}\n{loss_text}")
         bottom.set_title(slope_text)
@@ -42,12 +45,16 @@ def draw_variants(drawing: "Figure", *, alpha: float = 4.0, b: float = 2.0, larg
             axis.set_xlim(0, largest)
         if variant == "Ib":
             bottom.axhline(1 / b, color="#8a8f98", linewidth=1, linestyle="--")
-            bottom.text(largest, 1 / b, f"bound 1/b = {1 / b:g}", ha="right", va="bottom", color="#5f6368", fontsize=9)
+            bottom.text(
+                largest, 1 / b, f"bound 1/b = {1 / b:g}", ha="right", va="bottom", color="#5f6368", fontsize=9
+            )
             bottom.set_ylim(0, 1.25 / b)
         if variant == "Iu":  # the paper prints this derivative; it belongs to (1+R)log(1+R) - R
             printed = derivative("Iu_exact")(counts, np.zeros_like(counts))
             bottom.plot(counts, printed, color=COLOURS[variant], linewidth=1.2, linestyle="--")
-            bottom.text(largest, 0.6, "dashed, as printed:\n$\\log(1+R)$", ha="right", va="center", fontsize=9)
+            bottom.text(
+                largest, 0.6, "dashed, as printed:\n$\\log(1+R)$", ha="right", va="center", fontsize=9
+            )
         if variant == "O":
             bottom.set_ylim(0, 2)
         if variant == "Dq":
@@ -67,10 +74,17 @@ def draw_ap_gradients(drawing: "Figure", *, alpha: float = 2.0, largest: float =
     greens = ("#9fd8b8", "#63bf8c", "#2a9d63", "#14613a")
     plain, relative = drawing.subplots(1, 2)
     for axis, scale in ((plain, False), (relative, True)):
-        axis.plot(counts, dq / dq[0] if scale else dq, color=COLOURS["Dq"], label=f"{NAMES['Dq']}, α = {alpha:g}")
+        axis.plot(
+            counts, dq / dq[0] if scale else dq, color=COLOURS["Dq"], label=f"{NAMES['Dq']}, α = {alpha:g}"
+        )
         for positives, colour in enumerate(greens):
             slope = derivative("AP")(counts, np.full_like(counts, positives))
-            axis.plot(counts, slope / slope[0] if scale else slope, color=colour, label=f"AP, $R(i,S_P)$ = {positives}")
+            axis.plot(
+                counts,
+                slope / slope[0] if scale else slope,
+                color=colour,
+                label=f"AP, $R(i,S_P)$ = {positives}",
+            )
         axis.set(xlabel="$R(i, S_N)$", xlim=(0, largest), ylim=(0, None))
     plain.set(ylabel="derivative", title="derivative with respect to $R(i, S_N)$")
     relative.set(ylabel="derivative / derivative at 0", title="relative to its value at $R(i, S_N)$ = 0")

@@ -49,7 +49,9 @@ def draw(drawing: "Figure", ranking: str = EXAMPLE, variants: Sequence[str] = ("
         for place, is_positive in enumerate(positive):
             colour = POSITIVE if is_positive else NEGATIVE
             axis.add_patch(_square(place, colour))
-            axis.text(place, 0, "+" if is_positive else "–", ha="center", va="center", color=colour, fontsize=18)
+            axis.text(
+                place, 0, "+" if is_positive else "–", ha="center", va="center", color=colour, fontsize=18
+            )
             below = f"R = {int((~positive[:place]).sum())}" if is_positive else f"pays {penalty[place]:.3g}"
             axis.text(place, -0.62, below, ha="center", va="center", fontsize=9, color=colour)
         axis.text(-1.15, 0, "query", ha="center", va="center")
@@ -63,5 +65,11 @@ def _square(place: float, colour: str):  # type: ignore[no-untyped-def]
     from matplotlib.patches import FancyBboxPatch
 
     return FancyBboxPatch(
-        (place - 0.32, -0.34), 0.64, 0.68, boxstyle="round,pad=0,rounding_size=0.08", fill=False, ec=colour, lw=2
+        (place - 0.32, -0.34),
+        0.64,
+        0.68,
+        boxstyle="round,pad=0,rounding_size=0.08",
+        fill=False,
+        ec=colour,
+        lw=2,
     )

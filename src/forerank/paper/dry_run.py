@@ -1,0 +1,228 @@
+"""What a plan would take, before it is started: data, memory, time, and the exact commands."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerank.errors import ForerankError
+from forerank.paper.runs import torchrun_command
+from forerank.paper.study import Run, Study
+from forerank.training.recipe import Recipe, recipe_text
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a study's runs would take.
+
+    Attributes:
+        data: one line on the data.
+        ready: whether the data is there and whole.
+        train_images, test_images: counted, or published if the data is not there.
+        activation_bytes: memory of one image on its way forward, kept for the way back (measured).
+        fixed_bytes: weights, gradients and Adam's two moments.
+        seconds_an_image: forward and backward of one image on this machine (measured).
+        device: where that was measured.
+        available_bytes: memory of that device.
+    """
+
+    data: str
+    ready: bool
+    train_images: int
+    test_images: int
+    activation_bytes: int
+    fixed_bytes: int
+    seconds_an_image: float
+    device: str
+    available_bytes: int
+
+    def steps(self, recipe: Recipe) -> int:
+        """Steps of a run."""
+        if recipe.schedule.steps:
+            return recipe.schedule.steps
+        return recipe.schedule.epochs * max(1, self.train_images // (recipe.batch.batch_size or 112))
+
+    def seconds(self, recipe: Recipe) -> float:
+        """Time of a run: its training images both ways, its test images one way (a third of both)."""
+        images = self.steps(recipe) * (recipe.batch.batch_size or 112)
+        if recipe.mode == "head":  # the backbone sees every image once, for all steps and all runs
+            return (self.train_images + self.test_images) * self.seconds_an_image / 3 + 0.02 * self.steps(
+                recipe
+            )
+        return (images + self.test_images / 3) * self.seconds_an_image
+
+    def bytes_needed(self, recipe: Recipe, processes: int = 1) -> int:
+        """Peak memory of one process, before fragmentation."""
+        share = (recipe.batch.micro_batch or (recipe.batch.batch_size or 112)) / (
+            1 if recipe.batch.micro_batch else processes
+        )
+        if recipe.mode == "head":
+            share = recipe.evaluation.embed_batch / 3
+        return int(self.fixed_bytes + share * self.activation_bytes)
+
+    def fitting_micro_batch(self, processes: int = 1) -> int:
+        """The largest power of two of images that fits in four fifths of the memory."""
+        room = 0.8 * self.available_bytes / (1 if self.device == "cuda" else processes) - self.fixed_bytes
+        fits = max(1, int(room // max(1, self.activation_bytes)))
+        return 1 << (fits.bit_length() - 1)
+
+
+def estimate(study: Study, run: Run) -> Estimate:
+    """Measure what can be measured here: the data, one image's memory, a few timed steps."""
+    import torch
+
+    from forerank.models import create_model
+    from forerank.training.prepare import open_parts
+
+    recipe = run.recipe
+    try:
+        parts = open_parts(recipe)
+        counted = {name: (len(table), len(table.classes)) for name, table in parts.items()}
+        told = ", ".join(
+            f"{name} {images:,} images of {classes:,} classes" for name, (images, classes) in counted.items()
+        )
+        data, ready = f"{study.on}: {told}", True
+        train_images, test_images = counted["train"][0], counted["test"][0]
+    except ForerankError as error:
+        data, ready = f"{study.on} is not ready: {error}", False
+        train_images, test_images = _published_counts(study.on)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = create_model(
+        recipe.model.backbone,
+        embedding_dim=recipe.model.embedding_dim,
+        pooling=recipe.model.pooling,
+        layer_norm=recipe.model.layer_norm,
+        pretrained=False,
+        freeze_batch_norm=recipe.model.freeze_batch_norm,
+    ).to(device)
+    size, channels = model.preprocessing.size, model.preprocessing.channels
+    images = torch.zeros(4 if size > 64 else 56, channels, size, size, device=device)  # small ones together
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return Estimate(
+        data,
+        ready,
+        train_images,
+        test_images,
+        _activation_bytes(model, images) // len(images),
+        4 * weights,
+        _seconds_a_step(model, images) / len(images),
+        device,
+        _available_bytes(device),
+    )
+
+
+def describe(
+    study: Study, plan: Sequence[Run], *, processes: int = 1, side_by_side: int = 1
+) -> tuple[str, bool]:
+    """The plan as text, and whether it could start now."""
+    left = [run for run in plan if run.result() is None]
+    if not plan:
+        return "Nothing to train: this needs only formulas or the toy.", True
+    first = (left or plan)[0]
+    found = estimate(study, first)
+    needed = found.bytes_needed(first.recipe, processes)
+    seconds = sum(found.seconds(run.recipe) for run in left) / max(1, side_by_side * processes)
+    gib = 2**30
+    fits = needed <= 0.8 * found.available_bytes
+    lines = [
+        f"data      {found.data}",
+        f"runs      {len(plan)}, of which {len(plan) - len(left)} are there and {len(left)} to do",
+        f"steps     {found.steps(first.recipe):,} of {first.recipe.batch.batch_size} images each",
+        f"memory    {needed / gib:.1f} GiB a process for {first.recipe.batch.batch_size} images over {processes} "
+        f"processes ({found.activation_bytes / 2**20:.0f} MiB an image, measured); "
+        f"{found.available_bytes / gib:.1f} GiB on this {found.device}"
+        + ("" if fits else f"; too much: add batch.micro_batch={found.fitting_micro_batch(processes)}"),
+        f"time      about {_duration(seconds)} here ({1 / found.seconds_an_image:.0f} images/s both ways, measured "
+        f"on this {found.device}; {side_by_side} runs at once, {processes} processes each)",
+    ]
+    if found.device == "cpu" and not study.setting.quick:
+        total = sum(found.steps(run.recipe) * (run.recipe.batch.batch_size or 112) for run in left)
+        lines.append(
+            f"          {total / 1e6:.0f} million images to train on: at 400 images/s, {_duration(total / 400)}; "
+            f"on eight such GPUs {_duration(total / 3200)}"
+        )
+    recipe = Path(f"{first.key}.yaml")
+    lines += [
+        "",
+        "runs in order:",
+        *[f"  {'done ' if run.result() else '     '}{run.title}  ({run.key})" for run in plan],
+    ]
+    lines += [
+        "",
+        "settings of the first, every value:",
+        *[f"  {line}" for line in recipe_text(first.recipe).splitlines()],
+    ]
+    lines += [
+        "",
+        "one of them by hand, over several processes:",
+        f"  {' '.join(torchrun_command(first, max(2, processes), recipe))}",
+    ]
+    return "\n".join(lines), found.ready and fits
+
+
+def _published_counts(name: str) -> tuple[int, int]:
+    from forerank.data.registry import DATA_SETS
+
+    entry = DATA_SETS[name]
+    counts = next(iter(entry.published_counts({}).values()))
+    return counts["train"][0], counts["test"][0]
+
+
+def _activation_bytes(model: "torch.nn.Module", images: "torch.Tensor") -> int:  # type: ignore[name-defined]  # noqa: F821
+    """Bytes that the way forward keeps for the way back, each storage once, weights left out."""
+    import torch
+
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    model.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        embedded = model(images)
+    embedded.sum().backward()
+    return sum(kept.values())
+
+
+def _seconds_a_step(model: "torch.nn.Module", images: "torch.Tensor", repeats: int = 3) -> float:  # type: ignore[name-defined]  # noqa: F821
+    """Forward and backward, the fastest of a few."""
+    import torch
+
+    fastest = float("inf")
+    for _ in range(repeats):
+        began = time.perf_counter()
+        model(images).sum().backward()
+        if images.is_cuda:
+            torch.cuda.synchronize()
+        fastest = min(fastest, time.perf_counter() - began)
+    return fastest
+
+
+def _available_bytes(device: str) -> int:
+    import torch
+
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return int(text.split("MemAvailable:")[1].split()[0]) * 1024
+    except (OSError, IndexError):
+        import os
+
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(50), _duration(4000), _duration(400000)
+    ('50 s', '67 min', '4.6 days')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} hours" if seconds < 2 * 86400 else f"{seconds / 86400:.1f} days"

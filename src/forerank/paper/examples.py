@@ -1,0 +1,107 @@
+"""Figure: retrieval examples, each query with what is found for it, framed green where right and red where not."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerank.paper.study import Condition, Study
+from forerank.report.nearest import neighbours, survey
+from forerank.report.ranking_figure import Ranking, rank_query, ranking_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from forerank.data import Table
+
+SHOWN = 10
+# Queries are not chosen by hand: they stand at these places when all are sorted by average precision.
+PLACES = (1.0, 0.75, 0.5, 0.25, 0.1, 0.0)
+RIGHT, WRONG, ASKS = "#14805a", "#c2402f", "#2f62c9"
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Queries (Q,) with the rows found for each (Q, SHOWN) and whether they are right."""
+
+    table: "Table"
+    query: NDArray[np.int64]
+    found: NDArray[np.int64]
+    is_positive: NDArray[np.bool_]
+    average_precision: NDArray[np.float64]
+
+
+def embed_test(run: Path) -> "tuple[NDArray[np.float32], Table]":
+    """The test images of a run by its best model: vectors (N, D) and their table."""
+    from forerank.training.finish import embed_run
+
+    embedded, _ = embed_run(run)
+    return embedded.vectors, embedded.table
+
+
+def find(study: Study) -> Examples:
+    """Examples from the run of Dq with seed 0."""
+    vectors, table = embed_test(study.run(Condition("Dq"), 0).folder)
+    queries = np.flatnonzero(table.is_query)
+    gallery = np.flatnonzero(table.is_gallery)
+    fares = survey(vectors, table.label_ids, queries, gallery_ids=gallery)
+    order = np.argsort(fares.average_precision, kind="stable")
+    chosen = order[[round(place * (len(order) - 1)) for place in PLACES]]
+    nearest = neighbours(vectors, table.label_ids, fares.query[chosen], SHOWN, gallery_ids=gallery)
+    return Examples(table, nearest.query, nearest.index, nearest.is_positive, fares.average_precision[chosen])
+
+
+def notes(study: Study) -> tuple[str, ...]:
+    """How the queries were chosen."""
+    places = ", ".join(f"{place:.0%}" for place in PLACES)
+    return (
+        f"Test images of {study.on} under Dq, seed 0. The queries were not picked: sorted by average precision, they "
+        f"stand at {places} from the worst.",
+    )
+
+
+def draw(drawing: "Figure", examples: Examples) -> None:
+    """A row a query: the query first, then what was found, nearest first."""
+    axes = drawing.subplots(len(examples.query), SHOWN + 1, squeeze=False)
+    files = examples.table.files
+    for row, (query, found, right) in enumerate(
+        zip(examples.query, examples.found, examples.is_positive, strict=True)
+    ):
+        for column, axis in enumerate(axes[row]):
+            index = query if column == 0 else found[column - 1]
+            colour = ASKS if column == 0 else RIGHT if right[column - 1] else WRONG
+            axis.imshow(_picture(files[int(index)]), cmap="gray")
+            axis.set(xticks=[], yticks=[])
+            axis.grid(False)
+            for side in axis.spines.values():
+                side.set(visible=True, color=colour, linewidth=3)
+        axes[row, 0].set_ylabel(f"AP {examples.average_precision[row]:.2f}", fontsize=9)
+    for column, axis in enumerate(axes[0]):
+        axis.set_title("query" if column == 0 else str(column), fontsize=9)
+
+
+def draw_ranking(
+    run: Path, query: int, out: Path, *, variant: str = "Dq", shown: int = 12
+) -> tuple[Ranking, list[Path]]:
+    """The ranked list of one test query of any run with each negative's penalty, as `out`.png and `out`.svg."""
+    from forerank.report.penalties import derivative
+
+    vectors, table = embed_test(run)
+    ranking = rank_query(
+        vectors,
+        table.label_ids,
+        query,
+        derivative("AP" if variant in ("AP", "SmoothAP", "Smooth-AP") else variant),
+        shown=shown,
+        gallery_ids=np.flatnonzero(table.is_gallery),
+    )
+    title = f"query {query} ({table.label[query]}), penalties under {variant}"
+    return ranking, ranking_figure(ranking, out, table.files, table.label, title)
+
+
+def _picture(file: Path) -> NDArray[np.uint8]:
+    from forerank.data.decode import read_image
+
+    return np.asarray(read_image(file, shrink_to=160))

@@ -1,0 +1,130 @@
+"""One HTML page for everything that was made: tables, figures, claims. It needs no other file and no network."""
+
+import base64
+import os
+from html import escape
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+from forerank.paper import claims
+from forerank.paper.experiments import EXPERIMENTS
+from forerank.paper.make import made
+from forerank.paper.published import source
+from forerank.paper.study import Study
+
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_STYLE = """
+figure.drawn { margin: 1rem 0 0; background: #fff; border: 1px solid var(--rule); border-radius: 14px; padding: 1rem; }
+figure.drawn img { display: block; width: 100%; height: auto; max-width: 60rem; margin: 0 auto; }
+figure.drawn img.small { max-width: 34rem; }
+section .scroll { margin-top: 1rem; }
+section .scroll ~ p, .said p { color: var(--soft); font-size: .93rem; max-width: 60rem; }
+tr:has(th:empty) th, tr:has(th:empty) td { border-top: 0; }
+tbody tr:has(+ tr > th:empty) th, tbody tr:has(+ tr > th:empty) td { border-bottom-color: transparent; }
+td:nth-child(2) { color: var(--soft); }
+caption { font-weight: 500; white-space: normal; max-width: 60rem; }
+.verdict { border-radius: 99px; padding: .1rem .7rem; font-size: .88rem; font-weight: 600; white-space: nowrap; }
+.verdict.holds { background: var(--good-soft); color: var(--good); }
+.verdict.fails { background: var(--bad-soft); color: var(--bad); }
+.verdict.open { background: var(--accent-soft); color: var(--ink); }
+.claims td, .claims th { white-space: normal; text-align: left; vertical-align: top; }
+.claims details { color: var(--soft); font-size: .9rem; } .claims li { margin: .15rem 0; }
+.made { color: var(--soft); font-size: .88rem; }
+"""
+_KINDS = {claims.HOLDS: "holds", claims.FAILS: "fails", claims.OPEN: "open", claims.ABSENT: "open"}
+_NARROW = {"sweep-b", "sweep-p"}
+
+
+def write(study: Study) -> Path:
+    """Write `index.html` into the study's folder from what is there; whole or not at all."""
+    found = [(name, values) for name in EXPERIMENTS if (values := made(name, study)) is not None]
+    tables = [(n, v) for n, v in found if EXPERIMENTS[n].kind == "table"]
+    figures = [(n, v) for n, v in found if EXPERIMENTS[n].kind == "figure"]
+    sections = [_claims(study)]
+    sections += [_section(name, values, study) for name, values in [*tables, *figures]]
+    links = [("claims", "Claims")] + [(name, values["reference"]) for name, values in [*tables, *figures]]
+    nav = "".join(
+        f'<a href="#{anchor}" title="{escape(_title(anchor))}">{escape(_link(anchor, text))}</a>'
+        for anchor, text in links
+    )
+    style = resources("forerank.report").joinpath("page.css").read_text(encoding="utf-8")
+    title = f"The PNP paper on {study.on}"
+    lead = (
+        f"Every table and figure of the paper, measured on {study.on} beside the published numbers. "
+        f"{study.seeds} seeds; made by: forerank paper all --on {study.on}"
+    )
+    text = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="Forerank"><title>{escape(title)}</title>
+<link rel="icon" href="data:,"><style>{style}{_STYLE}</style></head>
+<body><main><header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>
+<nav aria-label="sections">{nav}</nav></header>
+{"".join(sections)}
+<footer>Published numbers: {escape(source())}. Written by Forerank; this page is one file.</footer>
+</main></body></html>
+"""
+    path = study.folder / "index.html"
+    fresh = path.with_name(".index.html.new")
+    fresh.write_text(text, encoding="utf-8")
+    os.replace(fresh, path)
+    return path
+
+
+def _title(name: str) -> str:
+    return EXPERIMENTS[name].title if name in EXPERIMENTS else name
+
+
+def _link(name: str, reference: str) -> str:
+    return name if name in EXPERIMENTS else reference
+
+
+def _claims(study: Study) -> str:
+    found = claims.verdicts(study)
+    counts = {word: sum(v.word == word for v in found) for word in (claims.HOLDS, claims.FAILS, claims.OPEN)}
+    rows = "".join(
+        f'<tr><th scope="row">{escape(v.said)}<details><summary>numbers</summary><ul>'
+        f"{''.join(f'<li>{escape(text)}</li>' for text in v.evidence)}</ul></details></th>"
+        f'<td>{escape(v.where)}</td><td><span class="verdict {_KINDS[v.word]}">{escape(v.word)}</span></td></tr>'
+        for v in found
+    )
+    told = ", ".join(f"{count} {word}" for word, count in counts.items())
+    return (
+        '<section id="claims"><h2>The paper\'s claims, tested</h2>'
+        f'<p class="under">{escape(told)}. A claim holds if every comparison has the claimed sign and its 95% interval '
+        "over paired seeds leaves zero out; it does not hold if an interval lies wholly on the other side.</p>"
+        '<div class="card scroll"><table class="claims"><thead><tr><th>claim</th><th>in the paper</th><th>verdict</th></tr>'
+        f"</thead><tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _section(name: str, values: dict[str, Any], study: Study) -> str:
+    drawn = ""
+    if values["figure"]:
+        picture = study.folder / "figures" / values["figure"]
+        vector = picture.with_suffix(".svg")
+        small = ' class="small"' if name in _NARROW else ""
+        drawn = (
+            f'<figure class="drawn"><img{small} alt="{escape(values["title"])}" '
+            f'src="{_address(picture if name == "retrieval-examples" else vector)}"></figure>'
+        )
+    said = "".join(f"<p>{escape(note)}</p>" for note in values["notes"])
+    count, seconds = int(values["runs"]["count"]), values["runs"]["seconds"]
+    rests = (
+        f"{count} training runs, {seconds / 60:.0f} minutes of training in all, shared ones included; "
+        if count
+        else ""
+    )
+    return (
+        f'<section id="{name}"><h2>{escape(values["title"])}</h2>'
+        f'<p class="made">{escape(values["reference"])}. {rests}made in {values["seconds"]:.0f} s by: '
+        f"<code>forerank paper run {name} --on {escape(study.on)} --seeds {study.seeds}</code></p>"
+        f'{drawn}{"".join(values["tables"])}<div class="said">{said}</div></section>'
+    )
+
+
+def _address(picture: Path) -> str:
+    kind = {".svg": "image/svg+xml", ".png": "image/png"}[picture.suffix]
+    return f"data:{kind};base64,{base64.b64encode(picture.read_bytes()).decode()}"

@@ -1,0 +1,162 @@
+"""Carry out a plan: train what is not there yet, side by side where runs are small, and keep what they measured."""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from forerank.console import progress_bar, say
+from forerank.errors import ForerankError
+from forerank.paper.study import RESULT, Run
+from forerank.training.recipe import recipe_text
+
+
+def carry_out(runs: Sequence[Run], *, side_by_side: int = 1, processes: int = 1) -> float:
+    """Train every run that has not ended; the seconds it took.
+
+    Args:
+        runs: the plan; runs that have ended are skipped, those begun are taken up.
+        side_by_side: how many to train at once, each on its share of the cores (small runs on a CPU).
+        processes: processes of each run, started with torchrun (one a GPU).
+    """
+    began = time.perf_counter()
+    left = [run for run in runs if run.result() is None]
+    if not left:
+        return 0.0
+    say(f"{len(runs) - len(left)} of {len(runs)} training runs are there, {len(left)} to do")
+    failed: list[str] = []
+    with progress_bar("training runs", len(left)) as advance:
+        for run, problem in _results(left, side_by_side, processes):
+            advance(1, note=run.title)
+            if problem:
+                failed.append(f"{run.title}: {problem}")
+                say(f"failed: {failed[-1]}")
+    if failed:
+        raise ForerankError(
+            f"{len(failed)} of {len(left)} training runs failed, the first: {failed[0]}. "
+            "The same command takes up the rest; what each run said is in its training.log"
+        )
+    return time.perf_counter() - began
+
+
+def _results(left: Sequence[Run], side_by_side: int, processes: int):  # type: ignore[no-untyped-def]
+    if processes > 1:
+        for run in left:
+            yield run, train_with_torchrun(run, processes)
+        return
+    if side_by_side <= 1:
+        for run in left:
+            yield run, _train(run)
+        return
+    threads = max(1, (os.cpu_count() or 1) // side_by_side)
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(
+        side_by_side, mp_context=context, initializer=_use_threads, initargs=(threads,)
+    )
+    try:
+        waiting = {pool.submit(_train_quietly, run): run for run in left}
+        for done in as_completed(waiting):
+            yield waiting[done], done.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def train_with_torchrun(run: Run, processes: int) -> str:
+    """One run over several processes of this machine; "" or what went wrong."""
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    recipe = run.folder.parent / f"{run.key}.yaml"
+    recipe.write_text(recipe_text(run.recipe), encoding="utf-8")
+    command = torchrun_command(run, processes, recipe)
+    began = time.perf_counter()
+    ended = subprocess.run([sys.executable, "-m", "torch.distributed.run", *command[1:]], check=False)
+    if ended.returncode != 0:
+        return f"torchrun ended with code {ended.returncode}"
+    conclude(run, time.perf_counter() - began)
+    return ""
+
+
+def torchrun_command(run: Run, processes: int, recipe: Path) -> list[str]:
+    """The command line that trains a run over several processes."""
+    return [
+        "torchrun",
+        f"--nproc-per-node={processes}",
+        "-m",
+        "forerank",
+        "train",
+        str(recipe),
+        "--run",
+        str(run.folder),
+    ]
+
+
+def _train(run: Run) -> str:
+    """Train one run here; "" or what went wrong."""
+    from forerank.training import train
+
+    began = time.perf_counter()
+    try:
+        train(run.recipe, run.folder)
+        conclude(run, time.perf_counter() - began)
+    except ForerankError as error:
+        return str(error)
+    return ""
+
+
+def conclude(run: Run, seconds: float) -> None:
+    """Keep what the tables need of an ended run, in one small file that says it has ended."""
+    results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
+    metrics = dict(results["test"]["trained"])
+    if run.recipe.data.source == "vehicle_id":
+        metrics |= vehicle_tests(run)
+    values = {
+        "metrics": metrics,
+        "seconds": round(seconds, 1),
+        "steps": results["steps"],
+        "broke": bool(results["broken"]),
+    }
+    fresh = run.folder / f".{RESULT}.new"
+    fresh.write_text(json.dumps(values, indent=1), encoding="utf-8")
+    fresh.replace(run.folder / RESULT)
+
+
+def vehicle_tests(run: Run) -> dict[str, float]:
+    """VehicleID's three test lists by the run's best model: "small/recall@1" and so on."""
+    from forerank.data import open_table
+    from forerank.data.vehicle_id import TEST_LISTS
+    from forerank.metrics import evaluate
+    from forerank.models import Retriever
+
+    retriever = Retriever.load(run.folder)
+    found = {}
+    for size in TEST_LISTS:
+        table = open_table("vehicle_id", run.recipe.data.root, test=size).select("test")
+        measured = evaluate(
+            retriever.embed(table.files), table.label_ids, ks=run.recipe.evaluation.ks, nmi=False
+        )
+        found |= {f"{size}/{name}": float(value) for name, value in measured.items()}
+    return found
+
+
+def _train_quietly(run: Run) -> str:
+    """In a worker: what the run says goes to a file beside its folder, since two would talk at once."""
+    log = run.folder.parent / "logs" / f"{run.key}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        sys.stdout.flush(), sys.stderr.flush()
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        return _train(run)
+
+
+def _use_threads(count: int) -> None:
+    import torch
+
+    from forerank.models import keep_freed_memory
+
+    torch.set_num_threads(count)
+    keep_freed_memory()
