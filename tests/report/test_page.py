@@ -151,6 +151,30 @@ def test_one_evaluation_or_none_at_all_still_makes_a_page(run, tmp_path):
     assert Elements(empty.read_text()).open == []
 
 
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [
+        ({"name": "PNP-Ib", "options": {"b": 3}}, "PNP-Ib (b 3)"),
+        ({"name": "Ds", "options": {}}, "PNP-Ds"),
+        ("smooth-ap", "Smooth-AP"),
+        ({"name": "pml:FastAPLoss"}, None),
+    ],
+)
+def test_the_penalties_are_those_of_the_runs_own_loss(run, tmp_path, loss, shown):
+    page = write(run, tmp_path / "r.html", embeddings=run.before, recipe={"loss": loss})
+    assert ('id="penalties"' in page) == (shown is not None)
+    assert shown is None or f"One query as the loss {shown} sees it." in page
+
+
+def test_test_figures_are_not_drawn_as_a_curve(run, tmp_path):
+    history = [{"step": s, "validation": {"recall@1": 0.1 * s}} for s in range(3)] + [
+        {"step": 2, "test": {"recall@1": 1}}
+    ]
+    page = write(run, tmp_path / "r.html", history=history)
+    training = page[page.index('id="training"') : page.index('id="similarity"')]
+    assert training.count("<polyline") == 1
+
+
 def test_missing_pictures_leave_the_rest_standing(run, tmp_path):
     paths = run.table.path.copy()
     paths[::2] = "gone.png"

@@ -135,7 +135,8 @@ def curves(history: Sequence[Mapping[str, Any]], wanted: str) -> tuple[str, list
     points: dict[str, tuple[list[float], list[float]]] = {}
     for number, record in enumerate(records):
         for name, value in record.items():
-            if wanted in name.lower() and math.isfinite(value):
+            # A test figure is taken once, at the end: the table has it, and nobody should choose by it.
+            if wanted in name.lower() and not name.startswith("test/") and math.isfinite(value):
                 x, y = points.setdefault(name, ([], []))
                 x.append(record.get(axis, float(number)))
                 y.append(value)

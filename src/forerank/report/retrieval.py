@@ -124,9 +124,12 @@ def _loss(recipe: Mapping[str, Any]) -> tuple[str, dict[str, float]] | None:
     """The variant and constant that a recipe names; Dq when it names no loss, None for one not ours."""
     given = recipe.get("loss", "Dq")
     settings = given if isinstance(given, Mapping) else {"name": given}
-    name = str(settings.get("variant", settings.get("name", "Dq")))
-    variant = "AP" if name.casefold().replace("-", "") == "smoothap" else name
-    if variant not in VARIANTS:
+    name = str(settings.get("variant", settings.get("name", "Dq"))).casefold().replace("-", "")
+    known = (
+        {"smoothap": "AP"} | {f"pnp{v.casefold()}": v for v in VARIANTS} | {v.casefold(): v for v in VARIANTS}
+    )
+    variant = known.get(name)
+    if variant is None:
         return None
     options = {**settings, **(settings.get("options") or {})}
     constant = {"Dq": "alpha", "Ib": "b"}.get(variant)
