@@ -26,7 +26,7 @@ def list_recipes(*, json: bool = False) -> None:
 
 
 @app.command
-def show(source: str, *values: str, json: bool = False) -> None:
+def show(source: str, /, *values: str, json: bool = False) -> None:
     """Every value of a recipe, with what it means; the output is a recipe file.
 
     Examples:

@@ -10,6 +10,7 @@ from forerank.console import print_json, say
 
 def train(
     source: str,
+    /,
     *values: str,
     run: Annotated[Path | None, Parameter(name="--run")] = None,
     json: bool = False,

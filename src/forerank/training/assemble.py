@@ -88,7 +88,9 @@ class Assembly:
         """Take up what `write` wrote under `last`."""
 
         def named(prefix: str) -> dict[str, Tensor]:
-            return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            return {
+                key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
+            }
 
         self.model.load_state_dict(load_model(folder).state_dict())
         restore_optimiser(self.optimiser, named("optimiser."))
@@ -174,7 +176,9 @@ def open_inputs(
     """What the encoder reads of each part: images, or in head mode features."""
     preprocessing: Preprocessing = model.preprocessing
     small = preprocessing.resize <= SMALL_IMAGES
-    images = {name: image_part(table, preprocessing, recipe, name, cache=small) for name, table in tables.items()}
+    images = {
+        name: image_part(table, preprocessing, recipe, name, cache=small) for name, table in tables.items()
+    }
     if recipe.mode == "full":
         return images
     model.eval()

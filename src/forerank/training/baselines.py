@@ -3,11 +3,12 @@
 import inspect
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from forerank.console import say
 from forerank.errors import InputError, require, unknown
-from forerank.losses import CrossBatchMemory, create_loss
+from forerank.losses import CrossBatchMemory, RankingLoss, create_loss
 from forerank.losses.gather import gather_rows, world_size
 from forerank.training.recipe import Recipe
 
@@ -40,7 +41,11 @@ def build_loss(recipe: Recipe, classes: int, embedding_dim: int) -> nn.Module:
         loss = create_loss(name, gather=True, **options)  # in one process gathering does nothing
     if recipe.loss.memory < 0:
         raise InputError(f"loss.memory must be 0 (no memory bank) or more, not {recipe.loss.memory}")
-    return CrossBatchMemory(loss, recipe.loss.memory) if recipe.loss.memory else loss
+    if not recipe.loss.memory:
+        return loss
+    if isinstance(loss, RankingLoss):
+        return CrossBatchMemory(loss, recipe.loss.memory)
+    return PeerMemory(loss, recipe.loss.memory, name)
 
 
 def baseline(name: str, options: dict[str, Any], classes: int, embedding_dim: int) -> nn.Module:
@@ -54,7 +59,10 @@ def baseline(name: str, options: dict[str, Any], classes: int, embedding_dim: in
     found = {
         key: value
         for key, value in vars(losses).items()
-        if inspect.isclass(value) and issubclass(value, base) and not key.startswith("Base") and key not in APART
+        if inspect.isclass(value)
+        and issubclass(value, base)
+        and not key.startswith("Base")
+        and key not in APART
     }
     if name not in found:
         raise unknown("loss of pytorch-metric-learning", name, sorted(found))
@@ -71,13 +79,60 @@ def baseline(name: str, options: dict[str, Any], classes: int, embedding_dim: in
     return loss
 
 
+class PeerMemory(nn.Module):
+    """A memory bank for a peer's pair loss: the loss within the batch plus the loss against what is stored.
+
+    Unlike the peer's own bank, all of it is saved with a checkpoint, and an image's own stale copy is left out.
+
+    References:
+        Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020.
+    """
+
+    embeddings: Tensor  # (M, D), M grows to `size`
+    labels: Tensor  # (M,)
+    rows: Tensor  # (M,) which image each one is
+
+    def __init__(self, loss: nn.Module, size: int, name: str) -> None:
+        super().__init__()
+        self.loss, self.size, self.name = loss, size, name
+        for buffer in ("embeddings", "labels", "rows"):
+            self.register_buffer(
+                buffer, torch.empty(0, dtype=torch.float32 if buffer == "embeddings" else torch.int64)
+            )
+
+    def forward(self, embeddings: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        """Loss of a batch (N, D), which is stored afterwards."""
+        result: Tensor = self.loss(embeddings, labels)
+        fresh = ~torch.isin(self.rows, rows)
+        kept, kept_labels = self.embeddings[fresh], self.labels[fresh]
+        if len(kept):
+            try:
+                result = result + self.loss(embeddings, labels, ref_emb=kept, ref_labels=kept_labels)
+            except ValueError as error:
+                raise InputError(
+                    f"{self.name} cannot use a memory bank ({error}): give loss.memory=0"
+                ) from error
+        past = kept if len(kept) else embeddings.new_empty(0, embeddings.shape[1])
+        self.embeddings = torch.cat([past, embeddings.detach().float()])[-self.size :]
+        self.labels = torch.cat([kept_labels, labels])[-self.size :]
+        self.rows = torch.cat([self.rows[fresh], rows])[-self.size :]
+        return result
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for buffer in ("embeddings", "labels", "rows"):  # as many rows as had been stored
+            setattr(self, buffer, torch.empty_like(state_dict[prefix + buffer]))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
 def _arguments(kind: type) -> set[str]:
     """The names that a constructor and those it passes on to accept."""
     names: set[str] = set()
     for owner in kind.__mro__:
         if "__init__" in owner.__dict__ and owner.__module__.startswith("pytorch_metric_learning"):
             parameters = inspect.signature(owner.__init__).parameters.values()  # type: ignore[misc]
-            names |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.kind is not p.VAR_POSITIONAL}
+            names |= {
+                p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.kind is not p.VAR_POSITIONAL
+            }
     return names - {"self"}
 
 
@@ -90,11 +145,13 @@ def joint_loss(loss: nn.Module, embeddings: Tensor, labels: Tensor, rows: Tensor
         labels: (n,) their classes.
         rows: (n,) their images, by which a memory bank knows an image's own stale copy.
     """
+    rows = rows.to(labels.device)
     if isinstance(loss, CrossBatchMemory):
-        result: Tensor = loss(embeddings, labels, rows)
-        return result
-    if world_size() > 1 and not getattr(loss, "gather", False):  # a peer's loss sees one process only
-        embeddings, _ = gather_rows(embeddings)
-        labels, _ = gather_rows(labels)
-    result = loss(embeddings, labels)
+        result: Tensor = loss(embeddings, labels, ids=rows)
+    elif isinstance(loss, RankingLoss):
+        result = loss(embeddings, labels)
+    else:
+        if world_size() > 1:  # a peer's loss knows one process only, so each computes the whole
+            (embeddings, _), (labels, _), (rows, _) = (gather_rows(x) for x in (embeddings, labels, rows))
+        result = loss(embeddings, labels, rows) if isinstance(loss, PeerMemory) else loss(embeddings, labels)
     return result

@@ -63,7 +63,10 @@ def _read(file: Path, table: Table) -> tuple[Tensor, Table] | None:
 def _write(file: Path, embedded: Embedded, table: Table) -> None:
     """Keep the features; without room for them the run goes on without."""
     readable = np.isin(table.path, embedded.table.path)
-    tensors = {"features": torch.from_numpy(embedded.vectors), "readable": torch.from_numpy(readable.astype(np.uint8))}
+    tensors = {
+        "features": torch.from_numpy(embedded.vectors),
+        "readable": torch.from_numpy(readable.astype(np.uint8)),
+    }
     fresh = file.with_suffix(f".{os.getpid()}.new")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -84,22 +84,33 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     evaluations: dict[str, Evaluation] = {}
     if recipe.evaluation.report and plain.preprocessing.resize <= SMALL_IMAGES:
         pixels = image_part(a.test.table, plain.preprocessing, recipe, "test", cache=True)
-        evaluations["pixels"] = measure(embed(_pixels, pixels, recipe, processes), recipe, processes, full=True)
+        evaluations["pixels"] = measure(
+            embed(_pixels, pixels, recipe, processes), recipe, processes, full=True
+        )
     name = before_name(recipe)
     if recipe.evaluation.report or a.chooser is a.test:
-        evaluations[name] = measure(embed(encode_plain, a.test, recipe, processes), recipe, processes, full=True)
+        evaluations[name] = measure(
+            embed(encode_plain, a.test, recipe, processes), recipe, processes, full=True
+        )
     choice = None
     if a.chooser is a.test:
         choice = float(evaluations[name]["recall@1"])
     elif a.chooser is not None:
-        choice = float(measure(embed(encode_plain, a.chooser, recipe, processes), recipe, processes, full=False)["recall@1"])
+        choice = float(
+            measure(embed(encode_plain, a.chooser, recipe, processes), recipe, processes, full=False)[
+                "recall@1"
+            ]
+        )
     if processes.first:
         write_checkpoint(run, "pretrained", (BEST,), lambda folder: _write_plain(folder, plain, choice))
         write_json(stored, {"choice": choice, "test": {k: e.to_dict() for k, e in evaluations.items()}})
         known = {"test": float(evaluations[name]["recall@1"])} if name in evaluations else {}
         known |= {"validation": choice} if choice is not None else {}
         if known:
-            say(f"{name}: recall@1 " + ", ".join(f"{part} {100 * recall:.2f}" for part, recall in known.items()))
+            say(
+                f"{name}: recall@1 "
+                + ", ".join(f"{part} {100 * recall:.2f}" for part, recall in known.items())
+            )
     wait_for_all(processes)
     return {"choice": choice, "test": evaluations}
 
@@ -129,7 +140,9 @@ def _write_plain(folder: Path, model: EmbeddingModel, choice: float | None) -> N
     save_state(folder, {"step": 0, "best": choice, "pretrained": True}, {})
 
 
-def finish(run: Path, a: Assembly, before: Mapping[str, Any], record: Record, state: Mapping[str, Any]) -> Outcome:
+def finish(
+    run: Path, a: Assembly, before: Mapping[str, Any], record: Record, state: Mapping[str, Any]
+) -> Outcome:
     """Measure the chosen model on the test part, write results and report."""
     recipe, processes = a.recipe, a.processes
     chosen = load_model(run / BEST).to(processes.device).eval()
@@ -142,7 +155,10 @@ def finish(run: Path, a: Assembly, before: Mapping[str, Any], record: Record, st
         "test": {name: _numbers(e) for name, e in evaluations.items()},
         "best_step": state["best_step"],
         "steps": state["step"],
-        "validation": {"before": before["choice"], "best": state["best"] if before["choice"] is not None else None},
+        "validation": {
+            "before": before["choice"],
+            "best": state["best"] if before["choice"] is not None else None,
+        },
         "training_seconds": round(seconds, 1),
         "waited_seconds": round(sum(row.get("waited", 0.0) for row in record.history), 1),
         "notes": notes,
@@ -180,7 +196,9 @@ def load_plain(recipe: Recipe) -> dict[str, Any]:
     return plain
 
 
-def notes_of(recipe: Recipe, state: Mapping[str, Any], choice: float | None, about_data: tuple[str, ...]) -> list[str]:
+def notes_of(
+    recipe: Recipe, state: Mapping[str, Any], choice: float | None, about_data: tuple[str, ...]
+) -> list[str]:
     """What a reader must not miss."""
     notes = list(about_data)
     if choice is not None and state["best_step"] == 0:
@@ -191,9 +209,13 @@ def notes_of(recipe: Recipe, state: Mapping[str, Any], choice: float | None, abo
     if choice is None:
         notes.append("no validation classes were held out: the last checkpoint is the model")
     if recipe.evaluation.choose_on == "test":
-        notes.append("the checkpoint was chosen by recall on the test part, as the authors did: its figures flatter")
+        notes.append(
+            "the checkpoint was chosen by recall on the test part, as the authors did: its figures flatter"
+        )
     if state["broken"]:
-        notes.append(f"training stopped at step {state['step']:,}: the loss was no longer a number; try a lower lr")
+        notes.append(
+            f"training stopped at step {state['step']:,}: the loss was no longer a number; try a lower lr"
+        )
     return notes
 
 
@@ -222,4 +244,4 @@ def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
 def evaluate_run(run: Path, split: str = "test") -> Evaluation:
     """Evaluate a run's best model on the part of its data that training never saw."""
     embedded, recipe = embed_run(run, split)
-    return measure(embedded, recipe, Processes(0, 1, torch.device('cpu')), full=True)
+    return measure(embedded, recipe, Processes(0, 1, torch.device("cpu")), full=True)

@@ -22,7 +22,9 @@ class InterruptedRun(ForerankError):
     """
 
     def __init__(self, run: Path, step: int, number: int) -> None:
-        super().__init__(f"stopped after step {step:,}, saved; resume with: forerank train {shlex.quote(str(run))}")
+        super().__init__(
+            f"stopped after step {step:,}, saved; resume with: forerank train {shlex.quote(str(run))}"
+        )
         self.exit_code = 128 + number
 
 

@@ -172,7 +172,9 @@ def _validate(a: Assembly, state: State, record: Record, run: Path, interruption
         return
     try:
         with interruption.at_once(a.processes.count == 1), a.as_the_model():
-            found = measure(embed(a.encode, a.chooser, a.recipe, a.processes), a.recipe, a.processes, full=False)
+            found = measure(
+                embed(a.encode, a.chooser, a.recipe, a.processes), a.recipe, a.processes, full=False
+            )
     except KeyboardInterrupt:
         _save(run, a, state, LAST)
         raise InterruptedRun(run, state.step, interruption.signal) from None
@@ -185,13 +187,17 @@ def _validate(a: Assembly, state: State, record: Record, run: Path, interruption
         _save(run, a, state, BEST)
     record.add(state.step, validation={"recall@1": recall, "map@r": float(found["map@r"])})
     if a.processes.first:
-        say(f"step {state.step:,}: validation recall@1 {100 * recall:.2f}{', the best so far' if improved else ''}")
+        say(
+            f"step {state.step:,}: validation recall@1 {100 * recall:.2f}{', the best so far' if improved else ''}"
+        )
 
 
 def _save(run: Path, a: Assembly, state: State, link: str) -> None:
     """Write the checkpoint `last` (everything) or `best` (the model), by the first process."""
     if a.processes.first:
-        write_checkpoint(run, f"{link}-{state.step:07d}", (link,), lambda folder: a.write(folder, asdict(state), link))
+        write_checkpoint(
+            run, f"{link}-{state.step:07d}", (link,), lambda folder: a.write(folder, asdict(state), link)
+        )
     wait_for_all(a.processes)
 
 

@@ -37,7 +37,9 @@ class Embedded:
     table: Table
 
 
-def embed(encode: Encode, part: Part, recipe: Recipe, processes: Processes, title: str = "embedding") -> Embedded:
+def embed(
+    encode: Encode, part: Part, recipe: Recipe, processes: Processes, title: str = "embedding"
+) -> Embedded:
     """Embed every row once, each process its share; all processes receive all rows."""
     rows = list(shard(len(part.table), processes))
     vectors: Tensor | None = None
@@ -95,7 +97,11 @@ def measure(embedded: Embedded, recipe: Recipe, processes: Processes, *, full: b
 def image_part(table: Table, preprocessing: object, recipe: Recipe, title: str, *, cache: bool) -> Part:
     """A part read as images."""
     data = ImageDataset(
-        table, preprocessing, on_bad=recipe.data.on_bad, cache=cache, seed=recipe.seed  # type: ignore[arg-type]
+        table,
+        preprocessing,
+        on_bad=recipe.data.on_bad,
+        cache=cache,
+        seed=recipe.seed,  # type: ignore[arg-type]
     )
     return Part(table, data, title)
 

@@ -10,7 +10,10 @@ from forerank.training.recipe import Optimiser, Recipe
 
 
 def build_optimiser(
-    recipe: Recipe, backbone: Iterable[nn.Parameter], head: Iterable[nn.Parameter], loss: Iterable[nn.Parameter]
+    recipe: Recipe,
+    backbone: Iterable[nn.Parameter],
+    head: Iterable[nn.Parameter],
+    loss: Iterable[nn.Parameter],
 ) -> torch.optim.Optimizer:
     """One group each for the backbone, the head and the loss's own parameters, with their own rates.
 

@@ -45,7 +45,9 @@ def open_parts(recipe: Recipe) -> dict[str, Table]:
     needs_validation = "validation" not in has and d.validation > 0
     needs_test = "test" not in has
     if needs_test and d.test == 0:
-        raise InputError(f"{table.name} has no test part and data.test is 0: give a share of the classes to test on")
+        raise InputError(
+            f"{table.name} has no test part and data.test is 0: give a share of the classes to test on"
+        )
     if needs_validation or needs_test:
         # data.validation is a share of what remains for training once the test classes are taken away.
         share = d.validation * (1 - d.test) if needs_test else d.validation
@@ -98,7 +100,9 @@ def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
             f"the nearest batch_size that can: {_nearest_multiple(size, processes * b.images_per_class)}"
         )
     if wanted < 2:
-        raise InputError(f"batch_size {size} with images_per_class {b.images_per_class} is one class: no negatives")
+        raise InputError(
+            f"batch_size {size} with images_per_class {b.images_per_class} is one class: no negatives"
+        )
     if wanted > classes:
         raise InputError(
             f"a batch of {wanted} classes needs as many training classes of two images or more, "
@@ -107,7 +111,11 @@ def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
         )
     share = size // processes
     if b.micro_batch is not None and b.micro_batch > share:
-        of = f"the {share} images of each of {processes} processes" if processes > 1 else f"the batch of {size}"
+        of = (
+            f"the {share} images of each of {processes} processes"
+            if processes > 1
+            else f"the batch of {size}"
+        )
         raise InputError(f"micro_batch {b.micro_batch} is larger than {of}: make it smaller or leave it out")
     if b.micro_batch is not None and not recipe.model.freeze_batch_norm:
         raise InputError(

@@ -75,7 +75,15 @@ def readable_loss_of_processes() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        signs = ("Connection closed", "Connection reset", "gloo", "NCCL", "Broken pipe", "Timed out", "timed out")
+        signs = (
+            "Connection closed",
+            "Connection reset",
+            "gloo",
+            "NCCL",
+            "Broken pipe",
+            "Timed out",
+            "timed out",
+        )
         if isinstance(error, dist.DistBackendError) or any(sign in str(error) for sign in signs):
             first_line = str(error).strip().splitlines()[0]
             raise LostProcessError(

@@ -36,7 +36,9 @@ class Data:
 
     source: str = _value("glyphs", "a data set's name, a folder (one sub-folder a class) or a .csv table")
     root: str | None = _value(None, "where the images of a named data set lie")
-    validation: float = _value(0.2, "share of the training classes held out to choose the checkpoint; 0: none")
+    validation: float = _value(
+        0.2, "share of the training classes held out to choose the checkpoint; 0: none"
+    )
     test: float = _value(0.3, "share of all classes held out for the test, if the data brings no test part")
     crop: Literal["paper", "official"] = _value(
         "paper", "training view: random crop of 224 from 256, or the authors' RandomResizedCrop"
@@ -52,7 +54,9 @@ class Model:
     """Image batch -> unit vectors."""
 
     backbone: str = _value("efficientnet-lite0", "see: forerank models list")
-    embedding_dim: int | None = _value(512, "length of an embedding; null: the backbone's features as they are")
+    embedding_dim: int | None = _value(
+        512, "length of an embedding; null: the backbone's features as they are"
+    )
     pooling: Literal["average", "gem"] = _value("average", "how the feature map becomes one vector")
     layer_norm: bool = _value(False, "layer norm before the linear embedding")
     pretrained: bool = _value(True, "start from the backbone's published weights")
@@ -72,14 +76,22 @@ class Loss:
 class Batch:
     """How images come together in one step."""
 
-    batch_size: int | None = _value(None, "images in a step, all processes together; null: fitted to the classes")
+    batch_size: int | None = _value(
+        None, "images in a step, all processes together; null: fitted to the classes"
+    )
     images_per_class: int = _value(4, "|P|: images of each class in a batch")
-    micro_batch: int | None = _value(None, "images in memory at once (gradient caching); null: the whole batch")
+    micro_batch: int | None = _value(
+        None, "images in memory at once (gradient caching); null: the whole batch"
+    )
     sampling: Literal["distinct", "official"] = _value(
         "distinct", "classes of a batch distinct, or drawn with replacement as the authors do"
     )
-    super_categories: int | None = _value(None, "draw each batch from so many super categories; null: from all")
-    hold_mb: int = _value(1024, "with micro_batch: images of a step are read again rather than held above this")
+    super_categories: int | None = _value(
+        None, "draw each batch from so many super categories; null: from all"
+    )
+    hold_mb: int = _value(
+        1024, "with micro_batch: images of a step are read again rather than held above this"
+    )
 
 
 @dataclass(frozen=True)
@@ -93,7 +105,9 @@ class Optimiser:
     weight_decay: float = _value(4e-4, "")
     clip: float | None = _value(None, "largest norm of the gradient; null: no clipping")
     head_warmup: int = _value(0, "steps in which only the new head learns")
-    ema: float | None = _value(None, "decay of a running mean of the weights, which is then the model; null: off")
+    ema: float | None = _value(
+        None, "decay of a running mean of the weights, which is then the model; null: off"
+    )
 
 
 @dataclass(frozen=True)
@@ -133,10 +147,13 @@ class Recipe:
     variant: str | None = _value(None, "which variant of the recipe file was taken")
     seed: int = _value(0, "all randomness follows from it")
     mode: Literal["auto", "head", "full"] = _value(
-        "auto", "head: a new head on cached features of the frozen backbone; full: all weights; auto: by the machine"
+        "auto",
+        "head: a new head on cached features of the frozen backbone; full: all weights; auto: by the machine",
     )
     device: str = _value("auto", "cpu, cuda, cuda:1, mps")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = _value("auto", "of the model; the loss is always in fp32")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = _value(
+        "auto", "of the model; the loss is always in fp32"
+    )
     save_every: int | None = _value(None, "steps between checkpoints; null: at each validation")
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
@@ -176,6 +193,9 @@ def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
     a, b = flatten(one), flatten(other)
     return {k: (a[k], b[k]) for k in a if a[k] != b[k] and k not in INCIDENTAL}
 
+
+# Arguments of our losses that may be written without `loss.` before them; the loss checks them itself.
+LOSS_ARGUMENTS = ("alpha", "b", "temperature", "count_self", "linear_tail", "derivative")
 
 _SECTIONS = {f.name: f.type for f in dataclasses.fields(Recipe) if dataclasses.is_dataclass(f.type)}
 _KEYS = list(flatten(Recipe()))
@@ -226,6 +246,8 @@ def _full_key(key: str, where: str) -> str:
         return key
     if key in _SECTIONS:
         return f"{key}.{dataclasses.fields(_SECTIONS[key])[0].name}"  # type: ignore[arg-type]
+    if key in LOSS_ARGUMENTS:
+        return f"loss.options.{key}"
     matches = [k for k in _KEYS if k.rpartition(".")[2] == key]
     if len(matches) == 1:
         return matches[0]
@@ -306,7 +328,10 @@ def recipe_text(recipe: Recipe) -> str:
     for f in dataclasses.fields(recipe):
         value = getattr(recipe, f.name)
         if dataclasses.is_dataclass(value):
-            lines += [f"{f.name}:", *[line("  ", g, getattr(value, g.name)) for g in dataclasses.fields(value)]]
+            lines += [
+                f"{f.name}:",
+                *[line("  ", g, getattr(value, g.name)) for g in dataclasses.fields(value)],
+            ]
         else:
             lines.append(line("", f, value))
     return "\n".join(lines) + "\n"
@@ -353,7 +378,9 @@ def load_recipe(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
         where = "the recipe folder"
     else:
         guess = nearest(name, recipe_names())
-        hint = f": did you mean the recipe {guess!r}?" if guess else f" (recipes: {', '.join(recipe_names())})"
+        hint = (
+            f": did you mean the recipe {guess!r}?" if guess else f" (recipes: {', '.join(recipe_names())})"
+        )
         raise InputError(
             f"there is no recipe, recipe file, run folder, image folder or .csv table {name!r}{hint}"
         )
@@ -364,7 +391,9 @@ def load_recipe(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
         variant = text.removeprefix("variant=")
         if variant not in variants:
             raise unknown(f"variant of {where}", variant, list(variants))
-        recipe = recipe_from_dict({**variants[variant], "variant": variant}, f"{where}, variant {variant}", recipe)
+        recipe = recipe_from_dict(
+            {**variants[variant], "variant": variant}, f"{where}, variant {variant}", recipe
+        )
     return override(recipe, [text for text in chosen if text not in picked])
 
 

@@ -1,0 +1,124 @@
+"""Killed for real, at several moments, then resumed: the same weights bit for bit."""
+
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from forerank.training import load_recipe, read_history, train
+
+from .conftest import QUICK, Start
+
+LONG = [*QUICK, "report=false", "steps=150", "every=50", "save_every=3", "patience=null", "memory=40", "ema=0.9"]
+
+
+def tensors(run: Path) -> dict[str, torch.Tensor]:
+    """Everything the last and the best checkpoint hold: weights, moments, bank, running mean."""
+    files = [run / "last" / "model.safetensors", run / "last" / "state.safetensors", run / "best" / "model.safetensors"]
+    return {f"{file.parent.name}/{file.stem}/{k}": v for file in files for k, v in load_file(file).items()}
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    """Look at the disk until it shows the moment that is wanted."""
+    end = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "the moment did not come"
+        time.sleep(0.0005)
+
+
+def steps_done(run: Path) -> int:
+    return max((row["step"] for row in read_history(run)), default=0)
+
+
+def being_written(run: Path) -> bool:
+    """A checkpoint's temporary folder is there, with something in it."""
+    return any(any(folder.iterdir()) for folder in (run / "checkpoints").glob(".writing-last-*"))
+
+
+def test_killed_at_several_moments_and_resumed(images: Path, tmp_path: Path, start: Start) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "killed"
+    train(load_recipe(images, LONG), whole)
+
+    moments: list[Callable[[], bool]] = [
+        lambda: (run / "recipe.yaml").exists(),  # before the first step
+        lambda: steps_done(run) >= 10,  # between two checkpoints, in the middle of an epoch
+        lambda: steps_done(run) >= 30 and being_written(run),  # while a checkpoint is being written
+        lambda: steps_done(run) >= 52,  # after a validation
+        lambda: steps_done(run) >= 80 and being_written(run),
+    ]
+    caught_writing = 0
+    for moment in moments:
+        process = start(["train", images, *LONG, "--run", run])
+        wait_for(moment, process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        caught_writing += any((run / "checkpoints").glob(".writing-*")) if (run / "checkpoints").exists() else 0
+    assert caught_writing, "no kill fell into the writing of a checkpoint"
+    process = start(["train", run])
+    _, talk = process.communicate(timeout=300)
+    assert process.returncode == 0, talk
+    assert not any((run / "checkpoints").glob(".*"))
+
+    expected, found = tensors(whole), tensors(run)
+    assert expected.keys() == found.keys()
+    assert [key for key in expected if not torch.equal(expected[key], found[key])] == []
+    rows = [[{k: row[k] for k in ("step", "loss", "validation") if k in row} for row in read_history(r)]
+            for r in (whole, run)]  # fmt: skip
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_saves_and_says_how_to_resume(
+    images: Path, tmp_path: Path, start: Start, number: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+    values = [v for v in LONG if not v.startswith("save_every")] + ["steps=100000", "every=100000"]
+    process = start(["train", images, *values, "--run", run])
+    wait_for(lambda: steps_done(run) >= 5, process)
+    process.send_signal(number)
+    _, talk = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    last = talk.strip().splitlines()[-1]
+    assert last.startswith("forerank: stopped after step ")
+    assert last.endswith(f"resume with: forerank train {run}")
+    assert "Traceback" not in talk
+    assert (run / "last" / "model.safetensors").exists()
+    saved = int(last.split("step ")[1].split(",")[0])
+    assert saved == steps_done(run)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(images: Path, tmp_path: Path, start: Start) -> None:
+    """The system refuses to write more than 3 MB to a file: the weights (2.3 MB) fit, the moments (4.6 MB) do not."""
+    run, values = tmp_path / "run", [*QUICK, "report=false", "steps=12", "every=4"]
+
+    def refuse_large_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))
+
+    def first_save(run: Path) -> bool:
+        return (run / "last").exists()
+
+    process = start(["train", images, *values, "steps=100000", "--run", run])
+    wait_for(lambda: first_save(run), process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = tensors(run)
+
+    process = start(["train", run], preexec_fn=refuse_large_files)
+    _, talk = process.communicate(timeout=120)
+    assert process.returncode == 1
+    last = talk.strip().splitlines()[-1]
+    assert last.startswith(f"forerank: cannot write a checkpoint in {run} (")
+    assert "intact" in last
+    assert "Traceback" not in talk
+    after = tensors(run)
+    assert all(torch.equal(before[key], after[key]) for key in before if key.startswith("last"))
+    assert not any((run / "checkpoints").glob(".writing-*"))

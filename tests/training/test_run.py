@@ -1,0 +1,155 @@
+"""Whole runs, in this process: from pictures to a run folder."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from forerank.errors import InputError
+from forerank.models import load_model
+from forerank.training import evaluate_run, load_recipe, read_history, train
+
+from .conftest import QUICK, draw_images
+
+
+def weights(run: Path, link: str = "last") -> dict[str, torch.Tensor]:
+    return load_file(run / link / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_folder_of_images_becomes_a_whole_run(images: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    outcome = train(load_recipe(images, [*QUICK, "steps=60", "every=20"]), run)
+    test = outcome.results["test"]
+    assert set(test) == {"pixels", "untrained", "trained"}
+    assert test["trained"]["recall@1"] >= test["untrained"]["recall@1"]
+    history = read_history(run)
+    assert [row["step"] for row in history if "loss" in row] == list(range(1, 61))
+    assert [row["step"] for row in history if "validation" in row] == [20, 40, 60]
+    assert any((run / "tensorboard").iterdir())
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "trained" in page
+    assert "src=\"http" not in page
+    assert "PNP-Dq" in (run / "recipe.yaml").read_text(encoding="utf-8")
+    assert "trained" in str(outcome)
+    # The run measured again gives the same figures.
+    again = evaluate_run(run)
+    assert again["recall@1"] == test["trained"]["recall@1"]
+    assert again["map@r"] == pytest.approx(test["trained"]["map@r"])
+    assert load_model(run).output_dim == 16
+
+
+def test_the_recipe_of_a_run_gives_the_same_run(images: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(load_recipe(images, QUICK), first)
+    train(load_recipe(first / "recipe.yaml"), second)
+    assert same(weights(first), weights(second))
+    one, two = (json.loads((run / "results.json").read_text()) for run in (first, second))
+    assert one["test"] == two["test"]
+
+
+def test_another_seed_gives_another_run(images: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        train(load_recipe(images, [*QUICK, f"seed={seed}"]), tmp_path / str(seed))
+    assert not same(weights(tmp_path / "0"), weights(tmp_path / "1"))
+
+
+def test_never_worse_than_before(tmp_path: Path) -> None:
+    """Pictures so clear that nothing can be gained: the model from before training is kept and the run says so."""
+    clear = draw_images(tmp_path / "clear", classes=12, noise=5)
+    outcome = train(load_recipe(clear, [*QUICK, "lr=1e-2"]), tmp_path / "run")
+    assert outcome.results["validation"]["before"] == 1.0
+    test = outcome.results["test"]
+    assert outcome.results["best_step"] == 0
+    assert test["trained"] == test["untrained"]
+    assert "that model is kept" in outcome.results["notes"][-1]
+    assert load_model(tmp_path / "run").head is None
+
+
+def test_early_stopping(images: Path, tmp_path: Path) -> None:
+    values = [*QUICK, "lr=1e-12", "steps=100", "every=2", "patience=3"]
+    outcome = train(load_recipe(images, values), tmp_path / "run")
+    assert outcome.results["steps"] < 100
+
+
+def test_a_loss_that_breaks_ends_the_run_with_what_was_learned(images: Path, tmp_path: Path) -> None:
+    outcome = train(load_recipe(images, [*QUICK, "lr=1e30"]), tmp_path / "run")
+    assert outcome.results["steps"] < 20
+    assert any("no longer a number" in note for note in outcome.results["notes"])
+    assert np.isfinite(outcome.results["test"]["trained"]["recall@1"])
+
+
+def test_without_validation_the_last_checkpoint_is_the_model(images: Path, tmp_path: Path) -> None:
+    outcome = train(load_recipe(images, [*QUICK, "validation=0"]), tmp_path / "run")
+    assert outcome.results["best_step"] == 20
+    assert same(weights(tmp_path / "run", "best"), weights(tmp_path / "run", "last"))
+
+
+def test_chosen_on_test_says_so(images: Path, tmp_path: Path) -> None:
+    outcome = train(load_recipe(images, [*QUICK, "choose_on=test"]), tmp_path / "run")
+    assert any("flatter" in note for note in outcome.results["notes"])
+
+
+@pytest.mark.parametrize("values", [
+    ["ema=0.9"], ["clip=0.1", "schedule.kind=cosine", "warmup_steps=5"], ["algorithm=sgd"], ["algorithm=adamw"],
+    ["head_warmup=10"], ["precision=bf16"], ["memory=64"], ["loss=Smooth-AP"], ["crop=official", "sampling=official"],
+    ["pooling=gem", "layer_norm=true"], ["merge_classes=2"], ["noisy_labels=0.2"],
+], ids=lambda values: ",".join(values))  # fmt: skip
+def test_every_switch_runs_and_changes_the_run(images: Path, tmp_path: Path, values: list[str]) -> None:
+    usual = tmp_path / "usual"
+    short = [*QUICK, "steps=6", "every=3", "batch_size=8", "images_per_class=4"]
+    train(load_recipe(images, short), usual)
+    outcome = train(load_recipe(images, [*short, *values]), tmp_path / "run")
+    assert not all(same(weights(usual, link), weights(tmp_path / "run", link)) for link in ("last", "best"))
+    assert np.isfinite(outcome.results["test"]["trained"]["recall@1"])
+
+
+def test_the_warm_up_of_the_head_leaves_the_backbone_alone(images: Path, tmp_path: Path) -> None:
+    train(load_recipe(images, [*QUICK, "head_warmup=20"]), tmp_path / "warm")
+    train(load_recipe(images, [*QUICK, "head_warmup=20", "steps=1"]), tmp_path / "one")
+    long, short = weights(tmp_path / "warm"), weights(tmp_path / "one")
+    assert all(torch.equal(long[key], short[key]) for key in long if key.startswith("backbone"))
+    assert not torch.equal(long["head.weight"], short["head.weight"])
+
+
+def test_head_mode_trains_on_features_that_are_computed_once(images: Path, tmp_path: Path) -> None:
+    values = [*QUICK, "mode=head"]
+    outcome = train(load_recipe(images, values), tmp_path / "one")
+    cached = sorted((Path(__import__("os").environ["FORERANK_CACHE"]) / "features").iterdir())
+    assert len(cached) >= 3
+    stamps = [file.stat().st_mtime_ns for file in cached]
+    train(load_recipe(images, [*values, "lr=1e-2"]), tmp_path / "two")
+    assert [file.stat().st_mtime_ns for file in cached] == stamps
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert all(torch.equal(one[key], two[key]) for key in one if key.startswith("backbone"))
+    assert not torch.equal(one["head.weight"], two["head.weight"])
+    # What was trained on features is a whole model: on the pictures themselves it measures the same.
+    again = evaluate_run(tmp_path / "one")
+    assert again["recall@1"] == outcome.results["test"]["trained"]["recall@1"]
+
+
+def test_a_finished_run_is_not_done_again(images: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(images, QUICK)
+    first = train(recipe, tmp_path / "run")
+    stamp = (tmp_path / "run" / "results.json").stat().st_mtime_ns
+    assert train(recipe, tmp_path / "run").results == first.results
+    assert (tmp_path / "run" / "results.json").stat().st_mtime_ns == stamp
+
+
+def test_unreadable_images(images: Path, tmp_path: Path) -> None:
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(images, broken)
+    (broken / "class_03" / "0.png").write_bytes(b"not a picture")
+    with pytest.raises(InputError, match=r"0\.png"):
+        train(load_recipe(broken, QUICK), tmp_path / "refused")
+    for mode in ("full", "head"):
+        outcome = train(load_recipe(broken, [*QUICK, "on_bad=skip", f"mode={mode}"]), tmp_path / mode)
+        assert np.isfinite(outcome.results["test"]["trained"]["recall@1"])
