@@ -22,7 +22,9 @@ def draw_images(folder: Path, classes: int = 20, each: int = 8, side: int = 32, 
         for i in range(each):
             wave = np.sin(2 * np.pi * width * (x * np.cos(angle) + y * np.sin(angle)) + rng.uniform(0, 6.28))
             pixels = 127 + 60 * wave + rng.normal(0, noise, (side, side))
-            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / f"class_{c:02d}" / f"{i}.png")
+            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(
+                folder / f"class_{c:02d}" / f"{i}.png"
+            )
     return folder
 
 
@@ -34,19 +36,21 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # A run of a second: 20 steps of 4 classes x 4 images.
 QUICK = [
-    "backbone=glyphnet", "pretrained=false", "mode=full", "embedding_dim=16", "batch_size=16", "images_per_class=4",
-    "steps=20", "every=10", "lr=1e-3", "nmi=false", "ks=[1,2]",
+    "backbone=glyphnet", "pretrained=false", "mode=full", "embedding_dim=16", "batch_size=16",
+    "images_per_class=4", "steps=20", "every=10", "lr=1e-3", "nmi=false", "ks=[1,2]",
 ]  # fmt: skip
 
 
-# At a temperature of 0.01 and Adam's full rate, training multiplies the rounding of a different order of sums until
-# curves part; where two ways to compute the same thing are compared, it must not.
+# At a temperature of 0.01 and a high rate, training multiplies the rounding of another order of sums until
+# the curves part; where two ways to compute the same thing are compared, it must not.
 CALM = [*QUICK, "lr=1e-4", "temperature=0.1"]
 
 
 @pytest.fixture(autouse=True)
-def one_thread_and_own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that are compared bit for bit compute with one thread, in this process and in those started here."""
+def one_thread_and_own_cache(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that are compared bit for bit compute with one thread, here and in processes started here."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("FORERANK_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     torch.set_num_threads(1)
@@ -63,7 +67,13 @@ def start() -> Start:
     def begin(arguments: Sequence[object], processes: int = 1, **options: object) -> "subprocess.Popen[str]":
         launcher = ["-m", "forerank"]
         if processes > 1:
-            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *launcher]
+            launcher = [
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={processes}",
+                *launcher,
+            ]
         process = subprocess.Popen(
             [sys.executable, *launcher, *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy(),

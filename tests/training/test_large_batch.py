@@ -68,7 +68,9 @@ def test_with_a_memory_bank_and_a_scaled_loss() -> None:
             module.zero_grad()
         (1024 * banks[0](direct(inputs), LABELS, ids=ids)).backward()
         chunks = inputs.split(10)
-        backward_in_chunks(cached, chunks, chunks, lambda e, ids=ids: banks[1](e, LABELS, ids=ids), CPU, scale=1024)
+        backward_in_chunks(
+            cached, chunks, chunks, lambda e, ids=ids: banks[1](e, LABELS, ids=ids), CPU, scale=1024
+        )
         assert (gradients(direct) - gradients(cached)).abs().max() < 1024 * 1e-6
         assert torch.allclose(banks[0].embeddings, banks[1].embeddings, atol=1e-6)
     assert len(banks[1]) == 100
@@ -77,7 +79,9 @@ def test_with_a_memory_bank_and_a_scaled_loss() -> None:
 def test_parameters_of_the_loss_get_their_gradient() -> None:
     scale = nn.Parameter(torch.ones(()))
     inputs = torch.randn(64, 10)
-    backward_in_chunks(network(0.0), inputs.split(8), inputs.split(8), lambda e: (scale * e).square().mean(), CPU)
+    backward_in_chunks(
+        network(0.0), inputs.split(8), inputs.split(8), lambda e: (scale * e).square().mean(), CPU
+    )
     assert scale.grad is not None
     assert scale.grad > 0
 

@@ -26,7 +26,7 @@ def test_two_processes_equal_one_with_the_joint_batch(
 ) -> None:
     runs = {count: tmp_path / str(count) for count in (1, 2)}
     for count, run in runs.items():
-        process = start(["train", images, *CALM, *values, "--run", run, "--json"], processes=count)
+        process = start(["train", images, *CALM, *values, f"run={run}", "--json"], processes=count)
         out, talk = process.communicate(timeout=300)
         assert process.returncode == 0, talk
         assert out.count('"training_seconds"') == 1  # only the first process speaks
@@ -44,7 +44,7 @@ def test_a_process_that_dies_ends_the_run_readably_and_it_can_be_resumed(
 ) -> None:
     run = tmp_path / "run"
     values = [*QUICK, "report=false", "steps=100000", "every=100000", "save_every=5"]
-    process = start(["train", images, *values, "--run", run], processes=2)
+    process = start(["train", images, *values, f"run={run}"], processes=2)
     wait_for(lambda: steps_done(run) >= 12, process)
     victim = _worker(process.pid, rank=1)
     os.kill(victim, signal.SIGKILL)
@@ -65,7 +65,9 @@ def _worker(agent: int, rank: int) -> int:
     """The process id of a rank: torchrun's children know their rank from the environment."""
     end = time.monotonic() + 10
     while time.monotonic() < end:
-        children = subprocess.run(["pgrep", "-P", str(agent)], capture_output=True, text=True, check=False).stdout
+        children = subprocess.run(
+            ["pgrep", "-P", str(agent)], capture_output=True, text=True, check=False
+        ).stdout
         for child in children.split():
             environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
             if f"RANK={rank}".encode() in environment:

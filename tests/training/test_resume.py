@@ -16,12 +16,25 @@ from forerank.training import load_recipe, read_history, train
 
 from .conftest import QUICK, Start
 
-LONG = [*QUICK, "report=false", "steps=150", "every=50", "save_every=3", "patience=null", "memory=40", "ema=0.9"]
+LONG = [
+    *QUICK,
+    "report=false",
+    "steps=150",
+    "every=50",
+    "save_every=3",
+    "patience=null",
+    "memory=40",
+    "ema=0.9",
+]
 
 
 def tensors(run: Path) -> dict[str, torch.Tensor]:
     """Everything the last and the best checkpoint hold: weights, moments, bank, running mean."""
-    files = [run / "last" / "model.safetensors", run / "last" / "state.safetensors", run / "best" / "model.safetensors"]
+    files = [
+        run / "last" / "model.safetensors",
+        run / "last" / "state.safetensors",
+        run / "best" / "model.safetensors",
+    ]
     return {f"{file.parent.name}/{file.stem}/{k}": v for file in files for k, v in load_file(file).items()}
 
 
@@ -61,7 +74,9 @@ def test_killed_at_several_moments_and_resumed(images: Path, tmp_path: Path, sta
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         assert process.returncode == -signal.SIGKILL
-        caught_writing += any((run / "checkpoints").glob(".writing-*")) if (run / "checkpoints").exists() else 0
+        caught_writing += (
+            any((run / "checkpoints").glob(".writing-*")) if (run / "checkpoints").exists() else 0
+        )
     assert caught_writing, "no kill fell into the writing of a checkpoint"
     process = start(["train", run])
     _, talk = process.communicate(timeout=300)
@@ -97,7 +112,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_resume(
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(images: Path, tmp_path: Path, start: Start) -> None:
-    """The system refuses to write more than 3 MB to a file: the weights (2.3 MB) fit, the moments (4.6 MB) do not."""
+    """The system refuses files above 3 MB: the weights (2.3 MB) fit, the moments (4.6 MB) do not."""
     run, values = tmp_path / "run", [*QUICK, "report=false", "steps=12", "every=4"]
 
     def refuse_large_files() -> None:

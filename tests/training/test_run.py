@@ -35,7 +35,7 @@ def test_a_folder_of_images_becomes_a_whole_run(images: Path, tmp_path: Path) ->
     assert any((run / "tensorboard").iterdir())
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "trained" in page
-    assert "src=\"http" not in page
+    assert 'src="http' not in page
     assert "PNP-Dq" in (run / "recipe.yaml").read_text(encoding="utf-8")
     assert "trained" in str(outcome)
     # The run measured again gives the same figures.
@@ -61,7 +61,7 @@ def test_another_seed_gives_another_run(images: Path, tmp_path: Path) -> None:
 
 
 def test_never_worse_than_before(tmp_path: Path) -> None:
-    """Pictures so clear that nothing can be gained: the model from before training is kept and the run says so."""
+    """Pictures so clear that nothing can be gained: the model from before is kept and the run says so."""
     clear = draw_images(tmp_path / "clear", classes=12, noise=5)
     outcome = train(load_recipe(clear, [*QUICK, "lr=1e-2"]), tmp_path / "run")
     assert outcome.results["validation"]["before"] == 1.0
@@ -97,8 +97,9 @@ def test_chosen_on_test_says_so(images: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", [
-    ["ema=0.9"], ["clip=0.1", "schedule.kind=cosine", "warmup_steps=5"], ["algorithm=sgd"], ["algorithm=adamw"],
-    ["head_warmup=10"], ["precision=bf16"], ["memory=64"], ["loss=Smooth-AP"], ["crop=official", "sampling=official"],
+    ["ema=0.9"], ["clip=0.1", "schedule.kind=cosine", "warmup_steps=5"], ["algorithm=sgd"],
+    ["algorithm=adamw"], ["head_warmup=10"], ["precision=bf16"], ["memory=64"], ["loss=Smooth-AP"],
+    ["crop=official", "sampling=official"],
     ["pooling=gem", "layer_norm=true"], ["merge_classes=2"], ["noisy_labels=0.2"],
 ], ids=lambda values: ",".join(values))  # fmt: skip
 def test_every_switch_runs_and_changes_the_run(images: Path, tmp_path: Path, values: list[str]) -> None:

@@ -7,7 +7,7 @@ from forerank.console import print_json, say
 
 
 def demo(*, run: Path = Path("runs/demo"), json: bool = False) -> None:
-    """The main job in about a minute: train PNP-Dq on the embedded characters, before and after on unseen ones.
+    """The main job in about a minute: train PNP-Dq on embedded characters, measure it on unseen ones.
 
     Parameters
     ----------
@@ -32,5 +32,5 @@ def demo(*, run: Path = Path("runs/demo"), json: bool = False) -> None:
     print(f"\n{time.perf_counter() - began:.0f} s. Open {outcome.results['report']} in a browser.")
     print("Try next:")
     print("  forerank train ./my_images              your own images, one sub-folder a class")
-    print(f"  forerank train glyphs loss=PNP-Ds           another loss: forerank losses")
+    print("  forerank train glyphs loss=PNP-Ds       another loss: forerank losses")
     print(f"  forerank index {run} IMAGES -o INDEX    search with it, then: forerank serve INDEX")

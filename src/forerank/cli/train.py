@@ -25,17 +25,18 @@ def train(
         forerank train glyphs seed=1 loss=PNP-Ds
         forerank train sop root=/data/sop batch_size=4096 micro_batch=64
         forerank train runs/my_images
-        torchrun --nproc-per-node 2 -m forerank train glyphs
+        torchrun --nproc-per-node 2 -m forerank train glyphs run=runs/two
 
     Parameters
     ----------
     source:
-        A folder of images (one sub-folder a class), a .csv table, a recipe's name (forerank recipe list), a recipe
-        file, or the folder of a run to resume.
+        A folder of images (one sub-folder a class), a .csv table, a recipe's name (forerank recipe list), a
+        recipe file, or the folder of a run to resume.
     values:
         Values of the recipe to change, as key=value; forerank recipe show folder lists the keys.
     run:
-        Folder to write; by default runs/ and a name made of the source and the values.
+        Folder to write; by default runs/ and a name made of the source and the values. Under torchrun, which
+        takes --run for its own, write run=FOLDER.
     json:
         Print the results as JSON.
     """
@@ -52,5 +53,6 @@ def train(
         print_json({"run": str(folder), **outcome.results})
     else:
         print(outcome)
-        say(f"\nreport: {outcome.results['report']}")
+        if outcome.results["report"]:
+            say(f"\nreport: {outcome.results['report']}")
         say(f"search with it: forerank index {folder} IMAGES -o INDEX && forerank serve INDEX")

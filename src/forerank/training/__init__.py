@@ -24,7 +24,23 @@ _HOMES = {
     "train": "loop",
 }
 
-__all__ = list(_HOMES)  # noqa: PLE0605 - the names come from the dict above
+__all__ = [
+    "Outcome",
+    "Recipe",
+    "backward_in_chunks",
+    "begin_again",
+    "embed_run",
+    "evaluate_run",
+    "is_first_process",
+    "is_run",
+    "joined",
+    "load_recipe",
+    "override",
+    "prepare_run",
+    "read_history",
+    "recipe_names",
+    "train",
+]
 
 if TYPE_CHECKING:
     from forerank.training.finish import Outcome, embed_run, evaluate_run

@@ -58,7 +58,7 @@ class Assembly:
 
     @contextmanager
     def as_the_model(self) -> Iterator[None]:
-        """Inside, the model is what would be shipped: in evaluation mode, with the running mean as its weights."""
+        """Inside, the model is what would be shipped: in evaluation mode, its weights the running mean."""
         if self.mean is not None:
             self.mean.swap(self.model)
         self.model.eval()
@@ -111,8 +111,8 @@ class Assembly:
         begun = f", from step {done:,}" if done else ""
         return (
             f"training {what} of {r.model.backbone} ({learning:,} parameters) with {r.loss.name} on "
-            f"{len(self.train.table):,} images of {len(self.train.table.classes):,} classes: {steps:,} steps of "
-            f"{r.batch.batch_size}{several}{begun}"
+            f"{len(self.train.table):,} images of {len(self.train.table.classes):,} classes: {steps:,} steps "
+            f"of {r.batch.batch_size}{several}{begun}"
         )
 
 
@@ -128,7 +128,7 @@ def encode(model: EmbeddingModel, inputs: Tensor, recipe: Recipe, device: torch.
 
 
 def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
-    """The recipe's model; `plain`: as it was pretrained, without a head, which is what training is measured against."""
+    """The recipe's model; `plain`: as it was pretrained, without a head: what training is measured by."""
     m = recipe.model
     model = create_model(
         m.backbone,
@@ -144,13 +144,13 @@ def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
 
 
 def assemble(recipe: Recipe, tables: Mapping[str, Table], processes: Processes) -> Assembly:
-    """Build all parts of a run; in head mode this computes the backbone's features or finds them in the cache."""
+    """Build all parts of a run; in head mode this computes the backbone's features or finds them cached."""
     device = processes.device
     model = build_model(recipe).to(device)
     loss = build_loss(recipe, len(tables["train"].classes), model.output_dim).to(device)
     plan = Plan(recipe, tables["train"], processes)  # refuses impossible batches before the long work
     if recipe.mode == "full":
-        model = model.to(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     parts = open_inputs(recipe, tables, model, processes)
     head = [p for module in (model.layer_norm, model.head) if module is not None for p in module.parameters()]
     inside = {id(p) for p in head}

@@ -1,7 +1,7 @@
-"""The loss of a recipe: ours by name, or any of pytorch-metric-learning's as a baseline under the same protocol."""
+"""The loss of a recipe: ours by name, or pytorch-metric-learning's as a baseline under the same protocol."""
 
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,16 +73,15 @@ def baseline(name: str, options: dict[str, Any], classes: int, embedding_dim: in
         if key not in accepted:
             raise unknown(f"argument of {PREFIX}{name}", key, sorted(accepted))
     try:
-        loss: nn.Module = found[name](**arguments)
+        return cast(nn.Module, found[name](**arguments))
     except (TypeError, ValueError) as error:
         raise InputError(f"{PREFIX}{name} cannot be built with {arguments}: {error}") from error
-    return loss
 
 
 class PeerMemory(nn.Module):
     """A memory bank for a peer's pair loss: the loss within the batch plus the loss against what is stored.
 
-    Unlike the peer's own bank, all of it is saved with a checkpoint, and an image's own stale copy is left out.
+    Unlike the peer's own bank, all of it is saved with a checkpoint and an image's stale copy is left out.
 
     References:
         Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020.

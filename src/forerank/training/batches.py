@@ -1,4 +1,4 @@
-"""The stream of training batches: a function of the seed and the step, whoever reads it and wherever it begins."""
+"""The stream of training batches: a function of the seed and the step, wherever it begins."""
 
 import math
 import os

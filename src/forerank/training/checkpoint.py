@@ -1,9 +1,9 @@
 """Checkpoints that are either the old one or the new one, whatever happens while they are written.
 
-``RUN/last`` and ``RUN/best`` are links into ``RUN/checkpoints``. A checkpoint is written under a temporary name,
-flushed to the disk, renamed, and only then the link is replaced, which is one atomic step. A process killed at any
-moment, or a disk that fills up, leaves the link on the old checkpoint. Weights and optimiser state are safetensors,
-the rest is JSON: nothing is unpickled.
+``RUN/last`` and ``RUN/best`` are links into ``RUN/checkpoints``. A checkpoint is written under a temporary
+name, flushed to the disk, renamed, and only then the link is replaced, which is one atomic step. A process
+killed at any moment, or a disk that fills up, leaves the link on the old checkpoint. Weights and optimiser
+state are safetensors, the rest is JSON: nothing is unpickled.
 """
 
 import json
@@ -29,7 +29,7 @@ class CheckpointError(ForerankError):
 
 
 def write_checkpoint(run: Path, name: str, links: tuple[str, ...], fill: Callable[[Path], None]) -> Path:
-    """Write ``RUN/checkpoints/NAME`` by `fill(folder)` and point the links at it; the old one goes afterwards.
+    """Write ``RUN/checkpoints/NAME`` by `fill(folder)`, point the links at it, remove the old one.
 
     >>> import tempfile
     >>> run = Path(tempfile.mkdtemp())
@@ -134,7 +134,7 @@ def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put the tensors of `optimiser_tensors` back; rates and the like follow from the recipe, not from here."""
+    """Put the tensors of `optimiser_tensors` back; rates follow from the recipe, not from here."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, _, name = key.partition(".")

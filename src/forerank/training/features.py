@@ -39,7 +39,7 @@ def features_key(model: EmbeddingModel, precision: str, table: Table) -> str:
 def cached_features(
     encode: Encode, part: Part, key: str, recipe: Recipe, processes: Processes
 ) -> tuple[Tensor, Table]:
-    """Pooled features (n, C) of a part and the table of its readable rows, from the cache if they are there."""
+    """Pooled features (n, C) of a part and the table of its readable rows, from the cache if possible."""
     file = cache_folder() / "features" / f"{key}.safetensors"
     found = _read(file, part.table)
     if found is None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from forerank.console import format_table, say
+from forerank.errors import InputError
 from forerank.metrics import Evaluation
 from forerank.metrics.result import PerQuery
 from forerank.models import EmbeddingModel, load_model, save_model
@@ -18,12 +19,11 @@ from forerank.report import write_report
 from forerank.training.assemble import Assembly, build_model, encode, open_inputs
 from forerank.training.batches import SMALL_IMAGES
 from forerank.training.checkpoint import BEST, save_state, write_checkpoint
-from forerank.training.measure import Embedded, Part, embed, image_part, measure
+from forerank.training.measure import Embedded, embed, image_part, measure
 from forerank.training.prepare import choose_device, open_parts
 from forerank.training.processes import Processes, joined, wait_for_all
 from forerank.training.recipe import Recipe, load_recipe, recipe_text
 from forerank.training.record import RECIPE, RESULTS, Record, is_run, versions, write_json
-from forerank.errors import InputError
 
 BEFORE = "before.json"
 SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "recall@5", "recall@10", "map@r", "nmi")
@@ -203,8 +203,8 @@ def notes_of(
     notes = list(about_data)
     if choice is not None and state["best_step"] == 0:
         notes.append(
-            f"training did not raise recall@1 on the validation classes above the {before_name(recipe)} model's "
-            f"{100 * choice:.2f}: that model is kept"
+            f"training did not raise recall@1 on the validation classes above the {before_name(recipe)} "
+            f"model's {100 * choice:.2f}: that model is kept"
         )
     if choice is None:
         notes.append("no validation classes were held out: the last checkpoint is the model")

@@ -14,7 +14,7 @@ from forerank.errors import ForerankError
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class InterruptedRun(ForerankError):
+class InterruptedRun(ForerankError):  # noqa: N818 - stopping when asked is no error
     """The run was asked to stop and did so, saved; the exit code is the shell's for that signal.
 
     >>> print(InterruptedRun(Path("runs/my birds"), 120, signal.SIGINT))

@@ -1,8 +1,8 @@
 """Large batches on small memory: the gradient of a batch of thousands with the memory of a few dozen.
 
 A ranking loss needs all embeddings of a batch at once, but not all activations. So (gradient caching,
-Gao et al. 2021): embed in chunks without a graph; take the loss and its gradient on all embeddings; embed each
-chunk again with a graph and the same randomness, and push its part of the cached gradient through the model.
+Gao et al. 2021): embed in chunks without a graph; take the loss and its gradient on all embeddings; embed
+each chunk again with a graph and the same randomness, and push its part of the gradient through the model.
 The price is one more forward pass; the result is the gradient of the whole batch, exactly.
 """
 
@@ -85,7 +85,7 @@ def backward_in_chunks(
     gradient = embeddings.grad
     if gradient is None:
         return loss.detach()
-    pieces = gradient.split([len(part) for part in parts])
+    pieces = torch.split(gradient, [len(part) for part in parts])
     for chunk, state, piece in zip(second_reading, states, pieces, strict=True):
         with state.repeated(device):
             again = encode(chunk)

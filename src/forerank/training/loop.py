@@ -1,8 +1,9 @@
 """The training loop: a table, a model and a loss become a run folder.
 
 One process and many run the same lines: start it with ``forerank train ...`` or with
-``torchrun --nproc-per-node N -m forerank train ...``. All randomness follows from the recipe's seed and the step, so
-the state of a run is its weights, the optimiser's moments and a few numbers; killed and resumed, it ends the same.
+``torchrun --nproc-per-node N -m forerank train ...``. All randomness follows from the recipe's seed and the
+step, so the state of a run is its weights, the optimiser's moments and a few numbers; killed and resumed, it
+ends the same.
 """
 
 import math
@@ -134,7 +135,7 @@ def _step(a: Assembly, batch: Batch, step: int) -> float:
         loss = backward_in_chunks(a.encode, batch.first(), batch.second(), loss_of, processes.device, scale)
     else:
         loss = loss_of(a.encode(torch.cat(list(batch.first()))))
-        (loss * scale).backward()
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
     if not torch.isfinite(loss):  # the same in all processes: it is the loss of the joint batch
         return float(loss.detach())
     average_gradients(a.parameters, processes)
@@ -187,9 +188,8 @@ def _validate(a: Assembly, state: State, record: Record, run: Path, interruption
         _save(run, a, state, BEST)
     record.add(state.step, validation={"recall@1": recall, "map@r": float(found["map@r"])})
     if a.processes.first:
-        say(
-            f"step {state.step:,}: validation recall@1 {100 * recall:.2f}{', the best so far' if improved else ''}"
-        )
+        verdict = ", the best so far" if improved else ""
+        say(f"step {state.step:,}: validation recall@1 {100 * recall:.2f}{verdict}")
 
 
 def _save(run: Path, a: Assembly, state: State, link: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from forerank.console import progress_bar
-from forerank.data import ImageDataset, Table
+from forerank.data import ImageDataset, Preprocessing, Table
 from forerank.data.dataset import collate
 from forerank.metrics import Evaluation, evaluate
 from forerank.training.batches import FeatureRows, loading_processes
@@ -61,7 +61,7 @@ def embed(
             vectors[found - rows[0]] = embedded
             advance(len(found))
     if vectors is None:  # more processes than rows: learn the width from the others
-        width = encode(collate([part.data[0]])[0].to(processes.device)).shape[1]  # type: ignore[list-item]
+        width = encode(collate([part.data[0]])[0].to(processes.device)).shape[1]
         vectors = torch.empty((0, width))
     everything = collect(vectors, len(part.table), processes).numpy()
     readable = ~np.isnan(everything[:, 0])
@@ -94,14 +94,16 @@ def measure(embedded: Embedded, recipe: Recipe, processes: Processes, *, full: b
     )
 
 
-def image_part(table: Table, preprocessing: object, recipe: Recipe, title: str, *, cache: bool) -> Part:
+def image_part(
+    table: Table, preprocessing: Preprocessing, recipe: Recipe, title: str, *, cache: bool
+) -> Part:
     """A part read as images."""
     data = ImageDataset(
         table,
         preprocessing,
         on_bad=recipe.data.on_bad,
         cache=cache,
-        seed=recipe.seed,  # type: ignore[arg-type]
+        seed=recipe.seed,
     )
     return Part(table, data, title)
 

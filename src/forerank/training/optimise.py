@@ -35,7 +35,7 @@ def build_optimiser(
     ]
     if o.algorithm == "sgd":
         return torch.optim.SGD(groups, lr=o.lr, momentum=0.9)
-    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[o.algorithm](groups, lr=o.lr)
+    return torch.optim.AdamW(groups, lr=o.lr) if o.algorithm == "adamw" else torch.optim.Adam(groups, lr=o.lr)
 
 
 def rate_factor(recipe: Recipe, step: int, steps: int, steps_per_epoch: int) -> float:

@@ -35,7 +35,7 @@ def choose_device(wanted: str) -> str:
 
 
 def open_parts(recipe: Recipe) -> dict[str, Table]:
-    """The tables "train", "validation" (may be empty) and "test", with classes held out where the data has none."""
+    """The tables "train", "validation" (may be empty) and "test", classes held out where there are none."""
     d = recipe.data
     table = open_table(d.source, root=d.root)
     for name, share in (("data.validation", d.validation), ("data.test", d.test)):
@@ -119,7 +119,7 @@ def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
         raise InputError(f"micro_batch {b.micro_batch} is larger than {of}: make it smaller or leave it out")
     if b.micro_batch is not None and not recipe.model.freeze_batch_norm:
         raise InputError(
-            "micro_batch needs model.freeze_batch_norm=true: batch statistics of a part are not those of the batch"
+            "micro_batch needs freeze_batch_norm=true: batch statistics of a part are not those of the batch"
         )
     _check_rates(recipe)
     pretrained = recipe.model.pretrained and recipe.model.backbone != "glyphnet"

@@ -87,8 +87,8 @@ def readable_loss_of_processes() -> Iterator[None]:
         if isinstance(error, dist.DistBackendError) or any(sign in str(error) for sign in signs):
             first_line = str(error).strip().splitlines()[0]
             raise LostProcessError(
-                f"another process of this run ended or stopped answering ({first_line}); the last checkpoint is "
-                "intact and the same command resumes from it"
+                f"another process of this run ended or stopped answering ({first_line}); "
+                "the last checkpoint is intact and the same command resumes from it"
             ) from error
         raise
 
@@ -115,7 +115,7 @@ def _average(tensors: Sequence[Tensor], processes: Processes) -> None:
     flat = torch.cat([t.reshape(-1) for t in tensors])
     dist.all_reduce(flat)
     flat /= processes.count
-    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+    for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
 
 

@@ -69,7 +69,7 @@ class Loss:
 
     name: str = _value("PNP-Dq", "see: forerank losses; or pml:NAME for a loss of pytorch-metric-learning")
     memory: int = _value(0, "embeddings of past batches kept as further references (memory bank); 0: none")
-    options: dict[str, Any] = _value({}, "arguments of the loss, such as {alpha: 4, temperature: 0.01}")
+    options: dict[str, Any] = _value({}, "arguments of the loss, such as {alpha: 4}")  # noqa: RUF009
 
 
 @dataclass(frozen=True)
@@ -206,9 +206,9 @@ def recipe_from_dict(values: Mapping[str, Any], where: str, base: Recipe | None 
 
     >>> recipe_from_dict({"seed": 1, "batch": {"batch_size": 8}}, "an example").batch.batch_size
     8
-    >>> recipe_from_dict({"batch": {"batchsize": 8}}, "an example")
+    >>> recipe_from_dict({"batch": {"batchsize": 8}}, "it")
     Traceback (most recent call last):
-    forerank.errors.InputError: unknown recipe key 'batch.batchsize' in an example: did you mean 'batch.batch_size'?
+    forerank.errors.InputError: unknown recipe key 'batch.batchsize' in it: did you mean 'batch.batch_size'?
     """
     flat: dict[str, Any] = {}
     for key, value in values.items():
@@ -245,7 +245,7 @@ def _full_key(key: str, where: str) -> str:
     if key in _KEYS or key.startswith("loss.options."):
         return key
     if key in _SECTIONS:
-        return f"{key}.{dataclasses.fields(_SECTIONS[key])[0].name}"  # type: ignore[arg-type]
+        return f"{key}.{dataclasses.fields(_SECTIONS[key])[0].name}"
     if key in LOSS_ARGUMENTS:
         return f"loss.options.{key}"
     matches = [k for k in _KEYS if k.rpartition(".")[2] == key]
@@ -272,8 +272,9 @@ def _with(recipe: Recipe, key: str, value: Any, where: str) -> Recipe:
     if dataclasses.is_dataclass(getattr(holder, rest)):
         raise InputError(f"recipe key {key!r} in {where} holds several values: write it as a mapping")
     converted = _convert(key, get_type_hints(type(holder))[rest], value, where)
-    changed = dataclasses.replace(holder, **{rest: converted})
-    return dataclasses.replace(recipe, **{section: changed}) if section else changed
+    changed: Any = dataclasses.replace(holder, **{rest: converted})
+    parts: dict[str, Any] = {section: changed}
+    return dataclasses.replace(recipe, **parts) if section else changed
 
 
 def _convert(key: str, kind: Any, value: Any, where: str) -> Any:

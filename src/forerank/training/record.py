@@ -37,13 +37,17 @@ def recipe_source(source: str | Path) -> Path | str:
 def prepare_run(source: str | Path, values: Sequence[str], run: Path | None) -> tuple[Recipe, Path]:
     """The recipe and the run folder that a command line asks for.
 
-    The same words always give the same folder, so that the same command resumes.
+    The same words always give the same folder, so that the same command resumes. ``run=FOLDER`` among the
+    values is the same as `run`: `torchrun` takes an option ``--run`` for its own.
 
     >>> recipe, run = prepare_run("glyphs", ["lr=1e-3", "loss=pml:FastAPLoss"], None)
     >>> run.as_posix()
     'runs/glyphs,lr=1e-3,loss=pml-FastAPLoss'
     """
+    named = [value.removeprefix("run=") for value in values if value.startswith("run=")]
+    values = [value for value in values if not value.startswith("run=")]
     recipe = load_recipe(recipe_source(source), values)
+    run = Path(named[-1]) if named else run
     if run is not None:
         return recipe, run
     if is_run(Path(source)):
@@ -56,7 +60,7 @@ def prepare_run(source: str | Path, values: Sequence[str], run: Path | None) -> 
 
 
 def begin_again(run: Path) -> None:
-    """Remove a run that has ended, so that it can be done again; one that was interrupted is left to be resumed."""
+    """Remove a run that has ended, so that it can be done again; an interrupted one is left to resume."""
     if is_run(run) and (run / RESULTS).exists():
         shutil.rmtree(run)
 
@@ -69,7 +73,7 @@ def claim_run(run: Path, recipe: Recipe, processes: Processes) -> None:
             key, (theirs, ours) = next(iter(other.items()))
             more = f" and {len(other) - 1} more" if len(other) > 1 else ""
             raise InputError(
-                f"the run folder {run} belongs to another recipe ({key} is {theirs} there and {ours} here{more}): "
+                f"{run} is a run of another recipe ({key} is {theirs} there, {ours} here{more}): "
                 f"give another --run, or resume it as it is with: {resume_line(run)}"
             )
     elif run.exists() and not is_run(run) and (not run.is_dir() or any(run.iterdir())):
