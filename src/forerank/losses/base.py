@@ -9,13 +9,14 @@ from torch import Tensor, nn
 
 from forerank.errors import InputError
 from forerank.losses.gather import gather_rows, sum_over_processes, world_size
+from forerank.losses.peer import PeerCompatible
 from forerank.ranking.classes import ClassColumns
 from forerank.ranking.soft import CountSettings, LinearTail, ranked_loss
 
 Labels = Tensor | Sequence[Any]
 
 
-class RankingLoss(nn.Module):
+class RankingLoss(PeerCompatible, nn.Module):
     """A penalty on what stands before each positive; subclasses say which.
 
     Embeddings are normalised inside, and counted in float32 (float64 if they are), also under autocast. A

@@ -43,9 +43,9 @@ def plot_losses(
     if designed is not None:
         value_axes.plot(r, designed.curve.value(r), "k", lw=2.5, label=f"yours: {designed.curve.derivative}")
         slope_axes.plot(r, designed.curve.slope(r), "k", lw=2.5)
-        peak = float(designed.curve.value(r).max())
-        top = max(min(top, 2 * peak), 3.0)  # the unbounded ones would flatten yours
-        top_slope = max(min(top_slope, 2 * float(designed.curve.slope(r).max())), 1.5)
+        # The unbounded ones would flatten yours.
+        top = max(min(top, 2 * float(designed.curve.value(r).max())), 3.0)
+        top_slope = max(top_slope, 1.05 * float(designed.curve.slope(r).max()))
     value_axes.set(title="loss", xlabel="R, negatives before the positive", ylim=(0, top))
     slope_axes.set(title="derivative", xlabel="R, negatives before the positive", ylim=(0, top_slope))
     value_axes.legend(fontsize="small")

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from forerank.ranking.blocks import CountSettings, LinearTail, Penalty, Positives, count_block
 from forerank.ranking.classes import ClassColumns
@@ -109,14 +108,31 @@ class _RankedLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         # Scaled before it is rounded to half precision: loss scaling then does what it is for.
         scaled = [
             None if saved is None else (saved * grad).to(dtype)
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
+        if torch.is_grad_enabled():  # create_graph=True: it is wanted as a function
+            scaled = [None if one is None else _once(one) for one in scaled]
         return (*scaled, None, None, None, None, None)
+
+
+class _OnlyOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise RuntimeError("a ranking loss can be differentiated once, not twice.")
+
+
+def _once(gradient: Tensor) -> Tensor:
+    """The gradient, which refuses to be differentiated rather than pass for a constant."""
+    guarded: Tensor = _OnlyOnce.apply(gradient.detach().requires_grad_())  # type: ignore[no-untyped-call]
+    return guarded
 
 
 def _normalise(vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +143,7 @@ def _normalise(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _through_normalisation(grad: Tensor, units: Tensor, lengths: Tensor) -> Tensor:
-    """The gradient in vectors from that in their unit vectors; a zero vector has no direction and gets none."""
+    """The gradient in vectors from that in their unit vectors; a zero vector gets none."""
     grad = torch.addcmul(grad, (grad * units).sum(1, keepdim=True), units, value=-1)
     return grad.div_(torch.where(lengths == 0, torch.inf, lengths))
 

@@ -1,0 +1,138 @@
+"""A loss from its derivative: the paper's own come out again, and nothing a user writes is run."""
+
+import math
+import time
+
+import pytest
+import torch
+
+from forerank.errors import InputError
+from forerank.losses import PNPLoss, create_loss
+from forerank.losses.design import design
+from forerank.losses.expression import read_expression
+
+R = torch.cat([torch.zeros(1), torch.logspace(-6, 4, 400)]).double()
+PAPER = {
+    "O": ("1", {}),
+    "Iu": ("1 + log(1 + R)", {}),
+    "Iu_exact": ("log(1 + R)", {}),
+    "Ib": ("R / (1 + b*R)", {"b": 3}),
+    "Ds": ("1 / (1 + R)", {}),
+    "Dq": ("alpha / (1 + R)**(alpha + 1)", {"alpha": 18}),
+}
+
+
+@pytest.mark.parametrize("variant", PAPER)
+def test_the_papers_derivatives_give_the_papers_losses(variant: str) -> None:
+    text, parameters = PAPER[variant]
+    loss = PNPLoss.from_derivative(text, parameters=parameters)
+    wanted = PNPLoss(variant, **parameters).curve
+    assert loss.design is not None
+    assert loss.design.closed
+    torch.testing.assert_close(loss.curve.value(R), wanted.value(R), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(loss.curve.slope(R), wanted.slope(R), rtol=1e-10, atol=1e-10)
+    x, labels = torch.randn(40, 8, dtype=torch.float64), torch.arange(40) // 4
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    a, b = loss(ours, labels), PNPLoss(variant, **parameters)(theirs, labels)
+    a.backward()
+    b.backward()
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=0)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "trend", "derivative_bound", "bound"),
+    [
+        ("1", "constant", 1, math.inf),
+        ("1 + log(1 + R)", "increasing", math.inf, math.inf),
+        ("R / (1 + 2*R)", "increasing", 0.5, math.inf),
+        ("1 / (1 + R)", "decreasing", 1, math.inf),
+        ("4 / (1 + R)**5", "decreasing", 4, 1),
+        ("R * exp(-R)", "neither", 1 / math.e, 1),
+    ],
+)
+def test_what_is_found_out(text: str, trend: str, derivative_bound: float, bound: float) -> None:
+    found = design(text)
+    assert (found.trend, found.closed) == (trend, True)
+    assert found.derivative_bound == pytest.approx(derivative_bound, rel=1e-4)
+    assert found.bound == pytest.approx(bound)
+    assert trend in found.describe()
+
+
+def test_without_a_closed_form_the_error_is_stated_and_kept() -> None:
+    found = design("1 / (1 + R + sqrt(R) * atan(R))")
+    assert not found.closed
+    assert 0 < found.error < 1e-8
+    assert "numerical" in found.describe()
+    # Against Simpson's rule on a fine grid.
+    grid = torch.linspace(0, 5, 200_001, dtype=torch.float64)
+    slopes = found.slope(grid)
+    simpson = (slopes[0] + 4 * slopes[1::2].sum() + 2 * slopes[2:-1:2].sum() + slopes[-1]) * (5 / 200_000) / 3
+    assert float(found.value(grid[-1:])) == pytest.approx(float(simpson), abs=2e-8)
+
+
+def test_a_callable_derivative() -> None:
+    loss = PNPLoss.from_derivative(lambda r: 2 / (1 + r) ** 3)
+    assert loss.design is not None
+    torch.testing.assert_close(loss.curve.value(R), 1 - (1 + R) ** -2, rtol=0, atol=1e-9)
+    assert loss.design.trend == "decreasing"
+    x = torch.randn(12, 5, dtype=torch.float64, requires_grad=True)
+    loss(x, torch.arange(12) // 3).backward()
+    with pytest.raises(InputError, match="shape"):
+        PNPLoss.from_derivative(lambda r: r.sum())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "R.__class__",
+        "(lambda: R)()",
+        "[R for R in (1,)]",
+        "R if R else 1",
+        "'R'",
+        "R ^ 2",
+        "R // 2",
+        "exec('1')",
+        "log(R, 2)",
+        "log(x=R)",
+        "f'{R}'",
+        "R; R",
+        "R = 1",
+        "",
+        "1 +",
+        "R" * 400,
+        "9**9**9**9",
+        "(1+R)**1e6",
+        "10**300 * R",
+        "1/0",
+        "Q + 1",
+        "True",
+        "1j",
+        "-1",
+        "1/(1-R)",
+        "log(R)",
+        "exp(R)",
+        "+".join(["R"] * 120),
+    ],
+)
+def test_what_is_not_a_derivative_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        design(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_parameters() -> None:
+    assert str(read_expression("a*R + 0.1", {"a": 0.5})) == "R/2 + 1/10"
+    with pytest.raises(InputError, match="cannot be called 'log'"):
+        read_expression("R", {"log": 1})
+    with pytest.raises(InputError, match="unknown name"):
+        create_loss("PNP", derivative="a*R")
+
+
+def test_gives_up_on_a_hard_integral_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerank.losses.design.PATIENCE", 0.2)
+    start = time.monotonic()
+    found = design("1/(1 + R**3 + exp(R/9) + sqrt(1 + R*tanh(R)))")
+    assert not found.closed
+    assert time.monotonic() - start < 30  # hours otherwise; not a measure of speed

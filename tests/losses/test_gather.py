@@ -1,0 +1,91 @@
+"""N processes of batch B are one process of batch N x B: loss, and gradient of the model, under DDP."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from forerank.losses import CrossBatchMemory, PNPLoss, RankingLoss, SmoothAPLoss
+
+Part = tuple[Tensor, Tensor, Tensor]  # inputs, labels, image ids
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(6, 4, dtype=torch.float64)
+
+
+def make_losses(gather: bool) -> dict[str, nn.Module]:
+    return {
+        "Dq": PNPLoss("Dq", temperature=0.1, gather=gather),
+        "AP": SmoothAPLoss(temperature=0.1, gather=gather, count_self=True),
+        "bank": CrossBatchMemory(PNPLoss("Ds", temperature=0.1, gather=gather), size=17),
+        "references": PNPLoss("O", temperature=0.1, gather=gather),
+    }
+
+
+def joint_batch(step: int, sizes: list[int]) -> list[Part]:
+    """Inputs, labels and image ids of every process. Classes are spread over processes."""
+    generator = torch.Generator().manual_seed(step)
+    images = torch.randperm(24, generator=generator)[: sum(sizes)]
+    inputs = torch.randn(24, 6, dtype=torch.float64, generator=generator)[images]
+    return list(zip(inputs.split(sizes), (images % 5).split(sizes), images.split(sizes), strict=True))
+
+
+def value_of(loss: nn.Module, name: str, embeddings: Tensor, labels: Tensor, images: Tensor) -> Tensor:
+    if name == "bank":
+        return loss(embeddings, labels, ids=images)
+    if name == "references":  # this process's part of the references
+        return loss(embeddings, labels, None, embeddings * 1.0 + 0.1, labels)
+    return loss(embeddings, labels)
+
+
+def run(
+    model: nn.Module, parts: list[list[tuple[Tensor, Tensor, Tensor]]], gather: bool
+) -> dict[str, list[Any]]:
+    """Loss and gradient at each step; `parts[step]` are the batches that this process joins into one."""
+    found: dict[str, list[Any]] = {}
+    for name, loss in make_losses(gather).items():
+        for step in parts:
+            inputs, labels, images = (torch.cat(x) for x in zip(*step, strict=True))
+            model.zero_grad()
+            value = value_of(loss, name, model(inputs), labels, images)
+            value.backward()
+            grads = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+            found.setdefault(name, []).append((value.detach(), grads.clone()))
+    return found
+
+
+def work(rank: int, sizes: list[list[int]], folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=len(sizes[0]))
+    model = DistributedDataParallel(make_model())
+    mine = [[joint_batch(step, part)[rank]] for step, part in enumerate(sizes)]
+    torch.save(run(model, mine, gather=True), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "sizes", [[[6, 6], [6, 3], [1, 7]], [[4, 4, 4], [4, 4, 1], [5, 0, 3]]], ids=["2", "3"]
+)
+def test_processes_equal_one(sizes: list[list[int]], tmp_path: Path) -> None:
+    mp.spawn(work, (sizes, str(tmp_path)), nprocs=len(sizes[0]))
+    whole = [joint_batch(step, part) for step, part in enumerate(sizes)]
+    expected = run(make_model(), whole, gather=False)
+    for rank in range(len(sizes[0])):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for name in expected:
+            for (value, grads), (wanted, wanted_grads) in zip(found[name], expected[name], strict=True):
+                torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
+                torch.testing.assert_close(grads, wanted_grads, rtol=1e-9, atol=1e-12)
+
+
+def test_gather_alone_changes_nothing() -> None:
+    x, labels = torch.randn(8, 4), torch.arange(8) // 2
+    loss: RankingLoss = PNPLoss(gather=True)
+    assert loss(x, labels) == PNPLoss()(x, labels)

@@ -1,0 +1,114 @@
+"""The counting core against the count written out, and its class bookkeeping against brute force."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from forerank.ranking.classes import ClassColumns
+from forerank.ranking.soft import CountSettings, LinearTail, ranked_loss, soft_count
+
+RAGGED = [[0, 0, 0], [1] * 7, [2], [3, 3], [4], [0] * 2]
+
+
+def ragged_labels() -> Tensor:
+    labels = torch.tensor([label for group in RAGGED for label in group])
+    return labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))]
+
+
+def square(negatives: Tensor, positives: Tensor, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A penalty that feels every argument: R_N^2 + 3 R_P + R_N R_P."""
+    return negatives**2 + 3 * positives + negatives * positives, 2 * negatives + positives, 3 + negatives
+
+
+def written_out(x: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """The same mean by loops and autograd."""
+    scores = normalize(x) @ normalize(x).t()
+    means = []
+    for q in range(len(x)):
+        same = labels == labels[q]
+        negatives = scores[q][~same]
+        mine = [i for i in range(len(x)) if same[i] and i != q]
+        costs = []
+        for i in mine:
+            others = scores[q][[j for j in mine if j != i]]
+            counts = [soft_count(scores[q][i].view(1), s, temperature)[0] for s in (negatives, others)]
+            costs.append(square(counts[0], counts[1], torch.tensor(1))[0])
+        if costs:
+            means.append(torch.stack(costs).mean())
+    return torch.stack(means).mean()
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 4])
+def test_equals_the_count_written_out(chunk_size: int | None) -> None:
+    labels = ragged_labels()
+    x = torch.randn(len(labels), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    codes = torch.unique(labels, return_inverse=True)[1]
+    classes = ClassColumns.build(codes, codes, own_columns=torch.arange(len(codes)))
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    settings = CountSettings(temperature=0.1, positives="soft", chunk_size=chunk_size)
+    loss = ranked_loss(ours, classes, square, settings)
+    expected = written_out(theirs, labels, 0.1)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("count_self", [False, True])
+def test_columns_of_a_class(count_self: bool) -> None:
+    codes = ragged_labels()
+    classes = ClassColumns.build(codes, codes, own_columns=torch.arange(len(codes)), count_self=count_self)
+    assert classes.numbers == sorted(classes.numbers, reverse=True)
+    chunk = classes.of_queries(0, len(classes.numbers))
+    for place, query in enumerate(chunk.rows.tolist()):
+        same = {i for i in range(len(codes)) if codes[i] == codes[query]}
+        assert set(chunk.own_class[place].tolist()) == same
+        positives = chunk.positives[place][chunk.valid[place]].tolist()
+        assert sorted(positives) == sorted(same if count_self else same - {query})
+        assert chunk.numbers[place].item() == len(positives)
+    alone = [i for i in range(len(codes)) if (codes == codes[i]).sum() == 1]
+    left_out = set(range(len(codes))) - set(chunk.rows.tolist())
+    assert left_out == (set() if count_self else set(alone))
+
+
+def test_shares_of_processes_add_up() -> None:
+    codes = ragged_labels()
+    x = torch.randn(len(codes), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    own = torch.arange(len(codes))
+    settings = CountSettings(temperature=0.1, positives="soft")
+    whole = ranked_loss(x, ClassColumns.build(codes, codes, own_columns=own), square, settings)
+    parts = [
+        ranked_loss(x, ClassColumns.build(codes, codes, own_columns=own, keep=keep), square, settings)
+        for keep in (slice(0, 3), slice(3, 4), slice(4, len(codes)), slice(0, 0))
+    ]
+    torch.testing.assert_close(sum(parts), whole)
+
+
+def test_linear_tail_by_hand() -> None:
+    # One query, one positive at similarity 0, one negative at similarity 1: a gap of 1, far beyond the start.
+    x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    classes = ClassColumns.build(torch.tensor([0]), torch.tensor([0, 1]))
+
+    def count(negatives: Tensor, positives: Tensor, number: Tensor) -> tuple[Tensor, Tensor, None]:
+        return negatives, torch.ones_like(negatives), None
+
+    settings = CountSettings(temperature=0.1, tail=LinearTail(start=0.3, slope=5.0, jump=0.25))
+    query = x[:1].clone().requires_grad_()
+    loss = ranked_loss(query, classes, count, settings, references=x[1:], rank_batch=False)
+    curve = torch.sigmoid(torch.tensor(3.0, dtype=torch.float64))
+    assert loss.item() == pytest.approx(curve.item() + 5.0 * (1 - 0.3) + 0.25)
+    loss.backward()
+    # The similarity to the positive changes by +1 along the second axis, and the line's slope is 5.
+    torch.testing.assert_close(query.grad, torch.tensor([[0.0, -5.0]], dtype=torch.float64))
+
+
+def test_refuses_to_be_differentiated_twice() -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    codes = torch.tensor([0, 0, 1, 1])
+    loss = ranked_loss(
+        x, ClassColumns.build(codes, codes, own_columns=torch.arange(4)), square, CountSettings()
+    )
+    (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once, not twice"):
+        grad.sum().backward()
