@@ -73,5 +73,5 @@ def search(
         )
         print(f"no match:{below or ' the index is empty'}")
     if len(matches):
-        rows = [(hit.path, hit.label or "-", f"{hit.similarity:.4f}") for hit in matches]
-        print(format_table(["path", "label", "similarity"], rows))
+        rows = [(hit.rank, f"{hit.similarity:.4f}", hit.label or "-", hit.path) for hit in matches]
+        print(format_table(["rank", "similarity", "label", "path"], rows))

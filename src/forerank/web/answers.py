@@ -1,0 +1,82 @@
+"""The shapes of the JSON answers; the API's description is made from them."""
+
+from pydantic import BaseModel, Field
+
+
+class HitAnswer(BaseModel):
+    """One indexed image that was found."""
+
+    rank: int = Field(description="1 is the nearest")
+    id: int = Field(description="row of the index: /images/{id}, /api/rows/{id}/search")
+    path: str
+    label: str | None
+    similarity: float = Field(description="cosine, from -1 to 1")
+    trusted: bool = Field(description="whether the similarity reaches the calibrated threshold")
+    correct: bool | None = Field(description="whether it has the query's label; null where that is not known")
+
+
+class SearchAnswer(BaseModel):
+    """The nearest images of a query."""
+
+    found: bool = Field(description="false: nothing is near enough, the thing is not in the catalogue")
+    threshold: float | None
+    label: str | None = Field(description="label of the query, where known")
+    milliseconds: float
+    hits: list[HitAnswer]
+
+
+class RowAnswer(BaseModel):
+    """One indexed image."""
+
+    id: int
+    path: str
+    label: str | None
+
+
+class GalleryAnswer(BaseModel):
+    """A stretch of the gallery."""
+
+    rows: list[RowAnswer]
+    next: int | None = Field(description="give it as `after` to go on; null at the end")
+
+
+class IndexAnswer(BaseModel):
+    """What the index is."""
+
+    title: str
+    images: int
+    dimensions: int
+    model: str
+    labelled: bool
+    dense: bool = Field(description="whether ids are 0, 1, 2, ... without gaps")
+    approximate: bool
+    threshold: float | None
+    precision: str | None = Field(description="what the threshold promises, if the index is calibrated")
+
+
+class PenaltyAnswer(BaseModel):
+    """One place of a ranked list as a loss sees it."""
+
+    rank: int
+    id: int
+    label: str | None
+    similarity: float
+    positive: bool
+    charge: float = Field(description="what this positive charges every negative before it: f'(R)")
+    penalty: float = Field(description="what this negative pays: the sum over the positives after it")
+
+
+class PenaltiesAnswer(BaseModel):
+    """A ranked list with the penalties of its negatives."""
+
+    loss: str
+    positives_below: int = Field(description="positives further down that take part in the penalties")
+    considered: int = Field(description="length of the ranked list that was looked at")
+    ranking: list[PenaltyAnswer]
+    figure: str = Field(description="the same as an HTML fragment with an SVG drawing")
+
+
+class ErrorAnswer(BaseModel):
+    """What was wrong, in one sentence."""
+
+    error: str

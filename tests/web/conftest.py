@@ -1,0 +1,122 @@
+"""An index of drawn shapes, and a real server for it on loopback."""
+
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+COLOURS = {"red": "#c8423a", "blue": "#3566c4", "green": "#2f8f5b", "yellow": "#e0a526"}
+SHAPES = {"triangle": 3, "square": 4, "star": 5, "circle": 0}
+
+
+def draw(colour: str, shape: str, seed: int, side: int = 160) -> Any:
+    """One coloured shape, turned and moved a little, on a pale ground."""
+    from PIL import Image, ImageDraw
+
+    rng = np.random.default_rng([seed, sum(map(ord, colour + shape))])
+    ground = tuple(int(v) for v in rng.integers(205, 250, 3))
+    image = Image.new("RGB", (2 * side, 2 * side), ground)
+    pen = ImageDraw.Draw(image)
+    x, y = (side + rng.integers(-30, 30, 2)).tolist()
+    radius, turn = rng.uniform(85, 120), rng.uniform(0, 2 * math.pi)
+    if shape == "circle":
+        pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=COLOURS[colour])
+    else:
+        corners = SHAPES[shape] * (2 if shape == "star" else 1)
+        points = []
+        for i in range(corners):
+            reach = radius * (0.45 if shape == "star" and i % 2 else 1)
+            angle = turn + 2 * math.pi * i / corners
+            points.append((x + reach * math.cos(angle), y + reach * math.sin(angle)))
+        pen.polygon(points, fill=COLOURS[colour])
+    return image.resize((side, side), Image.Resampling.LANCZOS)
+
+
+@pytest.fixture(scope="session")
+def retriever() -> Any:
+    """A real pretrained model, small enough for a test."""
+    from forerank.models import Retriever
+
+    return Retriever.load("efficientnet-lite0")
+
+
+@pytest.fixture(scope="session")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 pictures in 16 class folders."""
+    folder = tmp_path_factory.mktemp("shapes")
+    for colour in COLOURS:
+        for shape in SHAPES:
+            (folder / f"{colour} {shape}").mkdir()
+            for i in range(5):
+                draw(colour, shape, i).save(folder / f"{colour} {shape}" / f"{i}.jpg", quality=92)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shapes_index(shapes: Path, retriever: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Their index."""
+    from forerank.search import build_index
+
+    address = tmp_path_factory.mktemp("indexes") / "shapes"
+    build_index(retriever, shapes, address)
+    return address
+
+
+@pytest.fixture(scope="session")
+def index(shapes_index: Path, retriever: Any) -> Any:
+    """The index, open."""
+    from forerank.search import Index
+
+    return Index.open(shapes_index, model=retriever)
+
+
+@pytest.fixture(scope="session")
+def picture() -> Callable[..., bytes]:
+    """The bytes of a drawn shape that is not in the index."""
+    import io
+
+    def drawn(colour: str = "red", shape: str = "star", seed: int = 77, kind: str = "JPEG") -> bytes:
+        out = io.BytesIO()
+        draw(colour, shape, seed).save(out, kind)
+        return out.getvalue()
+
+    return drawn
+
+
+@contextmanager
+def _serving(index: Any, **options: Any) -> Iterator[str]:
+    import uvicorn
+
+    from forerank.web.app import create_app
+
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(create_app(index, **options), log_level="critical", server_header=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture(scope="session")
+def serving() -> Callable[..., Any]:
+    """Serve an index: ``with serving(index) as address``."""
+    return _serving
+
+
+@pytest.fixture(scope="session")
+def site(index: Any) -> Iterator[str]:
+    """The address of a running server of the index."""
+    with _serving(index, title="Shapes") as address:
+        yield address

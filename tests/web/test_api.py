@@ -1,0 +1,120 @@
+"""The JSON API: what it says is what the index says."""
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from forerank.report import derivative, rank_query
+from forerank.web.app import create_app
+
+
+@pytest.fixture(scope="module")
+def client(index):
+    with TestClient(create_app(index, title="Shapes"), base_url="http://localhost") as opened:
+        yield opened
+
+
+def test_it_says_what_the_index_is(client):
+    about = client.get("/api/index").json()
+    assert (about["title"], about["images"], about["dimensions"]) == ("Shapes", 80, 1280)
+    assert about["labelled"]
+    assert about["threshold"] is None
+
+
+def test_the_gallery_comes_in_stretches(client):
+    seen, after = [], -1
+    while after is not None:
+        answer = client.get("/api/gallery", params={"after": after, "limit": 33}).json()
+        seen += answer["rows"]
+        after = answer["next"]
+    assert [row["id"] for row in seen] == list(range(80))
+    found = client.get("/api/gallery", params={"text": "BLUE st"}).json()["rows"]
+    assert {row["label"] for row in found} == {"blue star"}
+    assert len(found) == 5
+    assert client.get("/api/gallery", params={"label": "red circle", "limit": 3}).json()["next"] is not None
+    assert client.get("/api/labels", params={"text": "star"}).json() == [
+        "blue star",
+        "green star",
+        "red star",
+        "yellow star",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+def test_a_picture_finds_its_kind(client, index, picture, kind):
+    data = picture("red", "star", kind=kind)
+    answer = client.post("/api/search", params={"k": 7}, content=data).json()
+    assert [hit["rank"] for hit in answer["hits"]] == list(range(1, 8))
+    expected = index.search(data, 7)
+    assert [hit["path"] for hit in answer["hits"]] == [hit.path for hit in expected]
+    if kind == "JPEG":
+        assert "red" in answer["hits"][0]["label"]
+    assert answer["hits"][0]["correct"] is None
+
+
+def test_a_row_finds_others_and_not_itself(client, index):
+    answer = client.get("/api/rows/12/search", params={"k": 10}).json()
+    assert len(answer["hits"]) == 10
+    assert 12 not in [hit["id"] for hit in answer["hits"]]
+    row = index.engine.rows([12])[0]
+    assert answer["label"] == row.label
+    assert all(hit["correct"] == (hit["label"] == row.label) for hit in answer["hits"])
+
+
+def test_penalties_are_those_of_the_whole_ranking(client, index):
+    rows, vectors = next(iter(index.engine.scan()))
+    labels = np.array([row.label for row in rows])
+    for loss in ("Dq", "O", "AP"):
+        answer = client.get("/api/rows/30/penalties", params={"loss": loss, "shown": 9}).json()
+        expected = rank_query(vectors, labels, 30, derivative(loss), shown=9)
+        assert [place["id"] for place in answer["ranking"]] == expected.rows.tolist()
+        np.testing.assert_allclose([p["penalty"] for p in answer["ranking"]], expected.penalties, rtol=1e-6)
+        np.testing.assert_allclose([p["charge"] for p in answer["ranking"]], expected.charges, rtol=1e-6)
+        assert answer["positives_below"] == expected.hidden_positives
+        assert "<svg" in answer["figure"]
+    wrong = client.get("/api/rows/30/penalties", params={"loss": "dq"})
+    assert wrong.status_code == 400
+    assert "did you mean 'Dq'" in wrong.json()["error"]
+
+
+def test_pictures_are_small_or_large_and_cached(client):
+    import io
+
+    from PIL import Image
+
+    small = client.get("/images/3")
+    assert small.headers["content-type"] == "image/jpeg"
+    assert Image.open(io.BytesIO(small.content)).size == (160, 160)
+    again = client.get("/images/3", headers={"if-none-match": small.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert client.get("/images/3", params={"size": "large"}).status_code == 200
+    assert client.get("/images/3", params={"size": "huge"}).status_code == 422
+
+
+def test_pictures_stay_within_their_budget(index):
+    from forerank.web.pictures import Pictures
+
+    pictures = Pictures(index, budget=20_000)
+    for row in index.engine.page(limit=80):
+        pictures.get(row, "small")
+    assert 0 < pictures._bytes <= 20_000
+    assert pictures._bytes == sum(len(made.data) for made in pictures._kept.values())
+
+
+def test_the_description_is_whole_and_needs_nothing_from_outside(client):
+    description = client.get("/openapi.json").json()
+    assert set(description["paths"]) >= {"/api/index", "/api/gallery", "/api/search", "/images/{number}"}
+    assert description["paths"]["/api/search"]["post"]["requestBody"]["content"]
+    assert "docs.js" in client.get("/docs").text
+
+
+def test_a_calibrated_index_says_no_match(shapes_index, retriever, picture):
+    from forerank.search import Index
+
+    index = Index.open(shapes_index, model=retriever)
+    index.meta = {**index.meta, "threshold": {"similarity": 0.999, "precision": 0.9, "low": 0.8, "high": 1.0}}
+    with TestClient(create_app(index), base_url="http://localhost") as client:
+        answer = client.post("/api/search", content=picture()).json()
+        assert answer["found"] is False
+        assert not any(hit["trusted"] for hit in answer["hits"])
+        assert client.get("/api/index").json()["precision"] == "90.0% right (80.0% to 100.0%)"
