@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("forerank.cli.doctor:doctor", "What this machine has, what is missing and how to get it."),
     "duplicates": ("forerank.cli.duplicates:duplicates", "List near-identical images of an index."),
     "embed": ("forerank.cli.embed:embed", "Turn pictures into vectors with a run, a model or a backbone."),
+    "evaluate": ("forerank.cli.evaluate:evaluate", "Retrieval figures of a run, or of your own vectors and labels."),
     "export": ("forerank.cli.export:export", "Write a model as ONNX, checked against torch."),
     "index": ("forerank.cli.index:index", "Embed images into an index that can be searched."),
     "losses": ("forerank.cli.losses:app", "List the losses; plot one you write down as a derivative."),

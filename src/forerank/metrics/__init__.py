@@ -3,6 +3,7 @@
 from forerank.metrics.clustering import kmeans, normalized_mutual_information
 from forerank.metrics.distances import class_distances
 from forerank.metrics.evaluation import evaluate
+from forerank.metrics.protocols import repeated_gallery
 from forerank.metrics.result import Evaluation, PerQuery
 
 __all__ = [
@@ -12,4 +13,5 @@ __all__ = [
     "evaluate",
     "kmeans",
     "normalized_mutual_information",
+    "repeated_gallery",
 ]

@@ -5,6 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forerank.errors import InputError
 from forerank.ranking.hard_rows import UnitRows
 
 
@@ -39,43 +40,90 @@ def kmeans(
 ) -> tuple[NDArray[np.int64], float]:
     """Cluster unit vectors: assignment (N,) and the within-cluster sum of squares.
 
-    Lloyd's iterations from `clusters` different random points; an empty cluster takes half of the largest.
+    Lloyd's iterations from different random points. A centre whose members did not change has not moved,
+    so only centres that moved are compared with all points, and all centres only with points whose own
+    centre moved: the same result for a fraction of the work, and an early end when nothing moves.
+
+    Example:
+        >>> from forerank.ranking.hard_rows import unit_rows
+        >>> rows = unit_rows(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1], [0.1, 1.0]]))
+        >>> assigned, squares = kmeans(rows, 2)
+        >>> bool(assigned[0] == assigned[2] != assigned[1] == assigned[3]), round(squares, 4)
+        (True, 0.0099)
     """
     index = np.arange(len(rows), dtype=np.int64) if chosen is None else chosen
+    if not 1 <= clusters <= len(index):
+        raise InputError(f"{len(index):,} points cannot form {clusters:,} clusters.")
     points = rows.float32(index)  # (N, D)
     generator = torch.Generator().manual_seed(seed)
     start = torch.randperm(len(index), generator=generator)[:clusters]
     centres = points[start.to(points.device)].clone()  # (K, D)
-    assigned, distance = _assign(points, centres)
+    best, assigned = _nearest(points, centres)
+    moved = torch.ones(clusters, dtype=torch.bool, device=points.device)
     for _ in range(iterations):
-        centres = _update(points, assigned, centres)
-        assigned, distance = _assign(points, centres)
-    return assigned.cpu().numpy(), float(distance.double().sum())
+        moved = _move(points, assigned, centres, moved)
+        if not bool(moved.any()):
+            break
+        before = assigned.clone()
+        _reassign(points, centres, moved, best, assigned)
+        changed = before != assigned
+        moved = torch.zeros_like(moved)
+        moved[before[changed]] = True
+        moved[assigned[changed]] = True
+    squares = sum(
+        float((points[i : i + 4096] - centres[assigned[i : i + 4096]]).double().square().sum())
+        for i in range(0, len(points), 4096)
+    )
+    return assigned.cpu().numpy(), squares
 
 
-def _assign(points: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Nearest centre (N,) and squared distance (N,): |x|^2 - 2 (x.c - |c|^2 / 2)."""
+def _nearest(points: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    """x.c - |c|^2 / 2, greatest for the nearest centre: that value (N,) and which centre (N,)."""
     half = centres.square().sum(dim=1) / 2
-    assigned = torch.empty(len(points), dtype=torch.int64, device=points.device)
     best = torch.empty(len(points), device=points.device)
-    step = max(1, (1 << 22) // len(centres))
+    assigned = torch.empty(len(points), dtype=torch.int64, device=points.device)
+    step = max(64, (1 << 22) // len(centres))
+    score = torch.empty(step, len(centres), device=points.device)
     for i in range(0, len(points), step):
-        score = torch.addmm(-half, points[i : i + step], centres.T)
-        best[i : i + step], assigned[i : i + step] = score.max(dim=1)
-    return assigned, (points.square().sum(dim=1) - 2 * best).clamp_min(0)
+        some = points[i : i + step]
+        values = torch.mm(some, centres.T, out=score[: len(some)])
+        # max, not argmax, which is several times slower on the CPU
+        best[i : i + step], assigned[i : i + step] = values.sub_(half).max(dim=1)
+    return best, assigned
 
 
-def _update(points: Tensor, assigned: Tensor, centres: Tensor) -> Tensor:
-    sums = torch.zeros_like(centres).index_add_(0, assigned, points)
-    size = torch.bincount(assigned, minlength=len(centres)).float()
-    means = sums / size.clamp_min(1)[:, None]
+def _reassign(points: Tensor, centres: Tensor, moved: Tensor, best: Tensor, assigned: Tensor) -> None:
+    """Give every point its nearest centre, knowing which centres moved since its last comparison."""
+    those = torch.nonzero(moved).flatten()
+    value, which = _nearest(points, centres[those])
+    which = those[which]
+    lost = moved[assigned]  # their best centre is no longer where it was
+    closer = lost | (value > best)
+    best[closer], assigned[closer] = value[closer], which[closer]
+    rest = torch.nonzero(~moved).flatten()
+    if len(rest) and bool(lost.any()):
+        some = torch.nonzero(lost).flatten()
+        value, which = _nearest(points[some], centres[rest])
+        closer = value > best[some]
+        best[some[closer]], assigned[some[closer]] = value[closer], rest[which[closer]]
+
+
+def _move(points: Tensor, assigned: Tensor, centres: Tensor, changed: Tensor) -> Tensor:
+    """Put the changed centres in the middle of their members, in place; which centres moved (K,)."""
+    size = torch.bincount(assigned, minlength=len(centres))
+    members = torch.nonzero(changed[assigned]).flatten()
+    sums = torch.zeros_like(centres).index_add_(0, assigned[members], points[members])
+    refill = changed & (size > 0)
+    centres[refill] = sums[refill] / size[refill, None]
+    moved = refill.clone()
+    # An empty cluster takes half of the largest: both centres a little to either side of its middle.
+    share = size.double()
+    push = torch.ones(centres.shape[1], device=centres.device) / 1024
+    push[::2] *= -1
     for empty in torch.nonzero(size == 0).flatten().tolist():
-        largest = int(size.argmax())
-        # Part it in two by a small push either way, as faiss does.
-        sign = torch.ones(centres.shape[1], device=centres.device)
-        sign[::2] = -1
-        means[empty] = means[largest] * (1 + sign / 1024)
-        means[largest] = means[largest] * (1 - sign / 1024)
-        size[empty] = size[largest] / 2
-        size[largest] = size[largest] / 2
-    return means
+        largest = int(share.argmax())
+        centres[empty] = centres[largest] * (1 + push)
+        centres[largest] *= 1 - push
+        share[empty] = share[largest] = share[largest] / 2
+        moved[empty] = moved[largest] = True
+    return moved

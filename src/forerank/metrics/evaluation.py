@@ -137,6 +137,8 @@ def evaluate(
         "queries_without_positive": int((~has_positive).sum()),
         "tied_positives": int(found["tied"].sum()),
     }
+    if hidden is not None:
+        counts["ignored_pairs"] = ignored_pairs(codes, hidden, query, shelf)
     settings: dict[str, Any] = {"ties": ties, "ks": list(chosen_ks), "seed": seed, "precision": precision}
     if bootstrap:
         settings |= {"bootstrap": bootstrap, "confidence": confidence, "resampled": "classes"}
@@ -180,6 +182,15 @@ def summary(found: dict[str, NDArray[Any]], rule: str, ks: tuple[int, ...]) -> d
         "r_precision": float(found[f"{rule}_r_precision"].mean()),
         "mrr": float((1.0 / first).mean()),
     }
+
+
+def ignored_pairs(
+    codes: NDArray[np.int64], hidden: NDArray[np.int64], query: NDArray[np.int64], shelf: NDArray[np.int64]
+) -> int:
+    """Pairs of a query and another gallery item that share label and camera."""
+    both = np.unique(np.stack([codes, hidden]), axis=1, return_inverse=True)[1].reshape(-1)
+    met = np.bincount(both[shelf], minlength=int(both.max()) + 1)[both[query]].sum()
+    return int(met - np.isin(query, shelf).sum())
 
 
 def label_codes(labels: ArrayLike, count: int, what: str) -> NDArray[np.int64]:

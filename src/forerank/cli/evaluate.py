@@ -1,0 +1,151 @@
+"""`forerank evaluate`: retrieval figures of a run, or of vectors and labels from files."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forerank.console import print_json, say
+from forerank.errors import InputError
+
+if TYPE_CHECKING:
+    from forerank.metrics import Evaluation
+
+
+def evaluate(
+    run: str | None = None,
+    *,
+    embeddings: Path | None = None,
+    labels: Path | None = None,
+    ks: list[int] | None = None,
+    nmi: bool = True,
+    ignore_sequence: bool = False,
+    repeats: int = 0,
+    ties: str = "pessimistic",
+    precision: str = "auto",
+    memory: int = 512,
+    seed: int = 0,
+    split: str = "test",
+    json: bool = False,
+    plots: Path | None = None,
+) -> None:
+    """Recall, mAP, mAP@R, R-precision, MRR, class distances and NMI, counted exactly.
+
+    Examples:
+      forerank evaluate runs/birds
+      forerank evaluate --embeddings e.npy --labels l.csv
+      forerank evaluate --embeddings e.npy --labels l.csv --ks 1 --ks 5 --json
+      torchrun --nproc-per-node 2 -m forerank evaluate --embeddings e.npy --labels l.csv
+
+    Parameters
+    ----------
+    run
+        Folder of a training run; its best model is evaluated on its data.
+    embeddings
+        Matrix (images, dimensions) in a .npy file; it stays on disk.
+    labels
+        A .csv with a column `label` (also is_query, is_gallery, sequence), or one label a line.
+    ks
+        Recall at these; default 1, 10, 100, 1000 as far as the gallery goes.
+    nmi
+        Also cluster the vectors; --no-nmi saves that time.
+    ignore_sequence
+        Leave out items that share label and sequence with the query (re-identification).
+    repeats
+        Evaluate on this many random galleries of one image a label (VehicleID's protocol: 10).
+    ties
+        pessimistic: an equally similar negative stands before the positive; optimistic: after it.
+    precision
+        What screens the similarities: auto, bfloat16, float32, float64. The figures are the same.
+    memory
+        MiB for counting, above the embeddings.
+    seed
+        For clustering, intervals and random galleries.
+    split
+        Part of the run's data to evaluate.
+    json
+        Print one JSON document for machines.
+    plots
+        Folder to write recall.png, similarities.png and ranks.png into.
+    """
+    if (run is None) == (embeddings is None):
+        raise InputError("name a run folder, or give --embeddings e.npy --labels l.csv.")
+    if run is not None:
+        if plots is not None:
+            raise InputError("--plots goes with --embeddings; a run's plots are in its report.html.")
+        from forerank.training.finish import evaluate_run
+
+        _print(evaluate_run(Path(run), split=split), json)
+        return
+    if embeddings is None or labels is None:
+        raise InputError(
+            "--embeddings needs --labels: a .csv with a column 'label', a row for each embedding."
+        )
+    if repeats and plots is not None:
+        raise InputError("--plots shows one gallery: leave out --repeats.")
+    from forerank.metrics import evaluate as measure
+    from forerank.metrics import repeated_gallery
+    from forerank.metrics.evaluation import DEFAULT_KS
+    from forerank.metrics.files import read_embeddings, read_labels
+
+    vectors, file = read_embeddings(embeddings), read_labels(labels)
+    if ignore_sequence and file.sequence is None:
+        raise InputError(f"--ignore-sequence needs a column 'sequence' in {labels}.")
+    with _processes() as (distributed, first):
+        options: dict[str, Any] = {
+            "ks": DEFAULT_KS if ks is None else tuple(ks),
+            "ignore": file.sequence if ignore_sequence else None,
+            "ties": ties,
+            "precision": precision,
+            "memory": memory << 20,
+            "seed": seed,
+            "distributed": distributed,
+        }
+        if repeats:
+            result = repeated_gallery(vectors, file.label, repeats=repeats, **options)
+        else:
+            result = measure(
+                vectors,
+                file.label,
+                queries=file.is_query,
+                gallery=file.is_gallery,
+                nmi=nmi,
+                per_query=plots is not None,
+                **options,
+            )
+    if not first:
+        return
+    if plots is not None:
+        from forerank.metrics.evaluation import label_codes, row_numbers
+        from forerank.metrics.histograms import similarity_histogram
+        from forerank.ranking.hard_rows import unit_rows
+        from forerank.report.evaluation_plots import write_plots
+
+        rows = unit_rows(vectors)
+        codes = label_codes(file.label, len(rows), "labels")
+        both = (row_numbers(mask, len(rows), "rows") for mask in (file.is_query, file.is_gallery))
+        for path in write_plots(result, similarity_histogram(rows, codes, *both), plots):
+            say(f"wrote {path}")
+    _print(result, json)
+
+
+def _print(result: "Evaluation", json: bool) -> None:
+    if json:
+        whole = result.to_dict()
+        whole.pop("per_query", None)
+        print_json(whole)
+    else:
+        print(result)
+
+
+@contextmanager
+def _processes() -> Iterator[tuple[bool, bool]]:
+    """Whether torchrun started several processes, and whether this is the one that speaks."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield False, True
+        return
+    from forerank.training.processes import joined
+
+    with joined("cpu") as processes:
+        yield True, processes.rank == 0
