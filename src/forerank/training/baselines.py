@@ -35,10 +35,12 @@ def build_loss(recipe: Recipe, classes: int, embedding_dim: int) -> nn.Module:
     [(10, 8)]
     """
     name, options = recipe.loss.name, dict(recipe.loss.options)
-    if name.startswith(PREFIX):
-        loss = baseline(name.removeprefix(PREFIX), options, classes, embedding_dim)
-    else:
-        loss = create_loss(name, gather=True, **options)  # in one process gathering does nothing
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)  # proxies start at random, alike in every process
+        if name.startswith(PREFIX):
+            loss = baseline(name.removeprefix(PREFIX), options, classes, embedding_dim)
+        else:
+            loss = create_loss(name, gather=True, **options)  # in one process gathering does nothing
     if recipe.loss.memory < 0:
         raise InputError(f"loss.memory must be 0 (no memory bank) or more, not {recipe.loss.memory}")
     if not recipe.loss.memory:

@@ -254,7 +254,7 @@ def _full_key(key: str, where: str) -> str:
     if len(matches) > 1:
         raise InputError(f"recipe key {key!r}{where} could mean {' or '.join(matches)}: write it in full")
     section, _, rest = key.partition(".")
-    if section == "loss" and rest and nearest(rest, ["name", "memory", "options"]) is None:
+    if section == "loss" and rest:
         return f"loss.options.{rest}"  # the loss itself knows its arguments and refuses a wrong one by name
     guess = nearest(key, _KEYS) or nearest(key, [k.rpartition(".")[2] for k in _KEYS])
     hint = f": did you mean {guess!r}?" if guess else ": forerank recipe show folder lists them all"

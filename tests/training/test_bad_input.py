@@ -1,0 +1,66 @@
+"""What cannot work is said in one sentence, before any work."""
+
+from pathlib import Path
+
+import pytest
+
+from forerank.cli import run as command
+from forerank.training import load_recipe, train
+
+from .conftest import QUICK
+
+
+@pytest.mark.parametrize(("values", "sentence"), [
+    (["batch_size=18"], "batch_size 18 is not divisible by images_per_class 4: the nearest that is: 16"),
+    (["batch_size=4"], "is one class: no negatives"),
+    (["batch_size=400"], "a batch of 100 classes needs as many training classes of two images or more"),
+    (["micro_batch=17"], "micro_batch 17 is larger than the batch of 16"),
+    (["micro_batch=8", "freeze_batch_norm=false"], "micro_batch needs freeze_batch_norm=true"),
+    (["images_per_class=1"], "an image needs a positive"),
+    (["lr=0"], "optimiser.lr must be above 0"),
+    (["ema=1.5"], "optimiser.ema must lie between 0 and 1"),
+    (["steps=0"], "schedule.steps must be at least 1"),
+    (["validation=1.0"], "data.validation must be at least 0 and below 1"),
+    (["test=0"], "no test part and data.test is 0"),
+    (["device=gpu"], "unknown device 'gpu'"),
+    (["precision=fp16"], "precision fp16 needs a GPU"),
+    (["loss=PNP-Dx"], "unknown loss 'PNP-Dx': did you mean 'PNP-D"),
+    (["loss=pml:FastAP"], "did you mean 'FastAPLoss'"),
+    (["loss=pml:FastAPLoss", "loss.bins=3"], "unknown argument of pml:FastAPLoss 'bins'"),
+    (["alpha=0.5"], "alpha"),
+    (["memory=-1"], "loss.memory must be 0"),
+    (["mode=head", "embedding_dim=null"], "mode=head needs model.embedding_dim"),
+], ids=lambda v: ",".join(v) if isinstance(v, list) else "")  # fmt: skip
+def test_one_sentence(
+    images: Path, tmp_path: Path, values: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert command(["train", str(images), *QUICK, *values, "--run", str(run)]) == 2
+    said = capsys.readouterr().err.strip()
+    assert sentence in said
+    assert said.startswith("forerank: ")
+    assert "\n" not in said
+    assert not run.exists()
+
+
+def test_folders_that_are_none(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert command(["train", str(tmp_path / "empty")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").write_text("mine")
+    assert command(["train", str(images), *QUICK, "--run", str(tmp_path / "taken")]) == 2
+    assert "not empty and not a run folder" in capsys.readouterr().err
+    assert [p.name for p in (tmp_path / "taken").iterdir()] == ["thesis.txt"]
+
+
+def test_a_run_folder_of_another_recipe(
+    tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train(load_recipe(images, [*QUICK, "steps=2", "report=false"]), run)
+    assert (
+        command(["train", str(images), *QUICK, "steps=2", "report=false", "lr=1e-2", "--run", str(run)]) == 2
+    )
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "is a run of another recipe (optimiser.lr is 0.001 there, 0.01 here): give another --run" in said

@@ -1,0 +1,76 @@
+"""Peers' losses in our loop: their parameters learn, are saved and restored."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from forerank.losses import PNPLoss, SmoothAPLoss
+from forerank.training import load_recipe, read_history, train
+from forerank.training.baselines import PeerMemory, build_loss
+from forerank.training.recipe import Recipe, override
+
+from .conftest import QUICK
+
+
+@pytest.mark.parametrize("name", [
+    "HistogramLoss", "MarginLoss", "FastAPLoss", "SoftTripleLoss", "ProxyNCALoss", "ProxyAnchorLoss",
+    "TripletMarginLoss", "ContrastiveLoss", "MultiSimilarityLoss", "NTXentLoss",
+])  # fmt: skip
+def test_a_peers_loss_gives_a_gradient(name: str) -> None:
+    loss = build_loss(override(Recipe(), [f"loss=pml:{name}"]), classes=4, embedding_dim=8)
+    embeddings = torch.randn(16, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    value = loss(embeddings, torch.arange(4).repeat_interleave(4))
+    value.backward()
+    assert torch.isfinite(value)
+    assert embeddings.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("name", ["ProxyNCALoss", "SoftTripleLoss", "MarginLoss"])
+def test_their_own_parameters_learn_and_are_saved(images: Path, tmp_path: Path, name: str) -> None:
+    values = [*QUICK, f"loss=pml:{name}", "report=false", "steps=4", "every=2"]
+    values += ["loss.learn_beta=true"] if name == "MarginLoss" else []
+    recipe = load_recipe(images, values)
+    train(recipe, tmp_path / "run")
+    saved = load_file(tmp_path / "run" / "last" / "state.safetensors")
+    learned = {key.removeprefix("loss."): value for key, value in saved.items() if key.startswith("loss.")}
+    assert learned
+    # 20 classes, of which 30% are for the test and 20% of the rest for validation.
+    fresh = dict(build_loss(recipe, classes=11, embedding_dim=16).named_parameters())
+    assert fresh.keys() <= learned.keys()
+    assert all(not torch.equal(learned[key], value) for key, value in fresh.items())
+    again = train(recipe, tmp_path / "again")
+    assert again.results["test"] == train(recipe, tmp_path / "run").results["test"]
+
+
+def test_the_two_that_are_wrong_are_replaced_by_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, ours in (("SmoothAPLoss", SmoothAPLoss), ("PNPLoss", PNPLoss)):
+        assert isinstance(build_loss(override(Recipe(), [f"loss=pml:{name}"]), 4, 8), ours)
+        assert "Forerank's own" in capsys.readouterr().err
+
+
+def test_contrastive_with_memory(images: Path, tmp_path: Path) -> None:
+    values = [*QUICK, "loss=pml:ContrastiveLoss", "memory=32", "report=false", "steps=6"]
+    train(load_recipe(images, values), tmp_path / "run")
+    saved = load_file(tmp_path / "run" / "last" / "state.safetensors")
+    assert saved["loss.embeddings"].shape == (32, 16)
+    assert all(
+        torch.isfinite(torch.tensor(row["loss"])) for row in read_history(tmp_path / "run") if "loss" in row
+    )
+
+
+def test_the_bank_of_a_peer_by_hand() -> None:
+    """Loss within the batch plus loss against the bank, the batch's own stale copies left out."""
+
+    class Mean(torch.nn.Module):
+        def forward(self, embeddings, labels, ref_emb=None, ref_labels=None):  # type: ignore[no-untyped-def]
+            return embeddings.sum() if ref_emb is None else ref_emb.sum()
+
+    bank = PeerMemory(Mean(), 3, "mean")
+    ones = torch.ones(2, 1)
+    assert bank(ones, torch.tensor([0, 1]), torch.tensor([5, 6])) == 2
+    assert bank(2 * ones, torch.tensor([0, 1]), torch.tensor([6, 7])) == 4 + 1  # image 6 is in the batch
+    assert bank.rows.tolist() == [5, 6, 7]
+    assert bank(3 * ones, torch.tensor([0, 1]), torch.tensor([8, 9])) == 6 + 1 + 4
+    assert bank.rows.tolist() == [7, 8, 9]
