@@ -35,7 +35,9 @@ def png_of_size(width: int, height: int) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    )
 
 
 BROKEN = {
@@ -94,7 +96,9 @@ def test_too_many_bytes_are_not_even_read(index, serving):
             assert streamed.status_code == 413
         except (httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadError):
             pass  # the server hung up while we were still sending
-        assert len(sent) < 20_000  # 200 MB of 2 GB at the most; what the sockets' buffers take is not in our hands
+        assert (
+            len(sent) < 20_000
+        )  # 200 MB of 2 GB at the most; what the sockets' buffers take is not in our hands
         assert httpx.get(f"{site}/api/index").status_code == 200
 
 
@@ -218,7 +222,9 @@ def malformed() -> list[bytes]:
 
     dice = random.Random(0)
     while len(requests) < 100:
-        whole = bytearray(b"POST /api/search?k=3 HTTP/1.1\r\n" + host + b"Content-Length: 20\r\n\r\n" + b"\xff\xd8" * 10)
+        whole = bytearray(
+            b"POST /api/search?k=3 HTTP/1.1\r\n" + host + b"Content-Length: 20\r\n\r\n" + b"\xff\xd8" * 10
+        )
         for _ in range(dice.randrange(1, 12)):
             whole[dice.randrange(len(whole))] = dice.randrange(256)
         requests.append(bytes(whole))
@@ -230,7 +236,9 @@ def test_a_hundred_malformed_requests_do_not_take_it_down(site, picture):
     assert len(requests) == 100
     answered = 0
     for request in requests:
-        answer = raw(site, request, wait=0.2)  # a request without an end is never answered: do not wait for it
+        answer = raw(
+            site, request, wait=0.2
+        )  # a request without an end is never answered: do not wait for it
         answered += bool(answer)
         assert b"Traceback" not in answer
         assert not answer.startswith(b"HTTP/1.1 5"), (request[:80], answer[:200])

@@ -37,7 +37,7 @@ def audit(
     output
         Folder to write to; by default the run.
     limit
-        Lower suspects more images. A share 1 - limit of randomly wrong labels is found.
+        Lower suspects more images. At least a share 1 - limit of randomly wrong labels is found.
     spoil
         Make this share of the labels wrong first: a test of how far the audit can be trusted on this data.
     seed

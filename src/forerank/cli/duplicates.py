@@ -43,6 +43,4 @@ def duplicates(index: str, /, *, similarity: float = 0.98, json: bool = False) -
         for row in group.rows:
             print(f"  {row.path}")
     images = sum(len(group.rows) for group in groups)
-    print(
-        f"{len(groups):,} groups of {images:,} near-identical images (similarity {similarity} or more)"
-    )
+    print(f"{len(groups):,} groups of {images:,} near-identical images (similarity {similarity} or more)")

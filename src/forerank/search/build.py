@@ -112,7 +112,7 @@ def build_index(
         rows = _look(wanted, known, trust, report, on_bad)
         meta = {
             **(old or {}),
-            "model": {"fingerprint": identity, "source": source},
+            "model": {"fingerprint": identity, "source": source, "name": _name(model, retriever)},
             "root": str(wanted.root),
             "scanned": scanned,
             "labelled": any(row.label for row in rows),
@@ -144,6 +144,13 @@ def _source(model: object) -> str:
         place = Path(model).expanduser()
         return str(place.resolve()) if place.exists() else str(model)
     return "a model in memory"
+
+
+def _name(model: object, retriever: "Retriever") -> str:
+    """What to call the model on a page: its folder, or its backbone."""
+    if isinstance(model, str | Path):
+        return Path(model).expanduser().resolve().name
+    return str(retriever.model.spec["backbone"])
 
 
 def _look(

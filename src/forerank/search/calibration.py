@@ -146,6 +146,9 @@ def choose(trials: Trials, *, precision: float, absent: float, seed: int = 0) ->
     right = np.concatenate([trials.correct[present], np.zeros(gone.sum(), bool)])
     weight = np.concatenate([np.full(present.sum(), weight_present), np.full(gone.sum(), weight_absent)])
     names = np.concatenate([trials.labels[present], trials.labels[gone]])
+    # Without absent queries their similarities are no thresholds either.
+    counts = weight > 0
+    similarity, right, weight, names = similarity[counts], right[counts], weight[counts], names[counts]
 
     order = np.argsort(-similarity, kind="stable")
     given = np.cumsum(weight[order])

@@ -84,13 +84,9 @@ class Index:
     ) -> None:
         meta = engine.meta()
         if meta is None:
-            raise InputError(
-                f"there is no index at {engine.address}: build one with forerank index."
-            )
+            raise InputError(f"there is no index at {engine.address}: build one with forerank index.")
         if not meta.get("complete", True):
-            say(
-                f"{engine.address} is only partly loaded: run the same forerank index command again."
-            )
+            say(f"{engine.address} is only partly loaded: run the same forerank index command again.")
         self.engine = engine
         self.meta: Meta = meta
         self.root = root or Path(meta.get("root", "."))

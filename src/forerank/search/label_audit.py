@@ -87,8 +87,8 @@ def audit(
 
     Args:
         limit: an image is suspected when its `chance` is at least this. If a wrong label is any other label,
-            a share 1 - limit of the wrong ones is found, whatever the model; a better model suspects fewer
-            others.
+            at least a share 1 - limit of the wrong ones is found, whatever the model; a better model suspects
+            fewer others.
         k: nearest images that suggest a label.
         pairs: confused pairs of classes to list.
 
@@ -116,7 +116,7 @@ def audit(
             if stop > start:
                 above = part.above[start:stop]
                 before[i], before_nearest[i] = above.mean(), above[0]
-                reach[i] = int((above <= positives[i]).sum())
+                reach[i] = int((above <= positives[i] // 4).sum())
     chance = _chance(before_nearest, positives, size - 1 - positives)
     near = neighbours(vectors, codes, k=k)
     suggestion, agreement = _vote(near.index, near.similarity, codes, len(table.classes))
@@ -190,7 +190,7 @@ def _split_classes(
 ) -> list[SplitClass]:
     """Classes that fall into several parts when each image holds on to the positives before the crowd.
 
-    An image holds a positive that has no more negatives before it than the class has images. Parts that are
+    An image holds a positive that has no more negatives before it than a quarter of the class. Parts that are
     linked by no hold are centres, if they have at least two images and a fifth of the class. Suspects are
     left out: a wrong label is not a centre.
     """

@@ -83,7 +83,7 @@ def create_app(
             title=name,
             images=len(index),
             dimensions=index.dim,
-            model=Path(index.meta["model"].get("source", "unknown")).name,
+            model=index.meta["model"].get("name", "unknown model"),
             labelled=bool(index.meta.get("labelled")),
             dense=not index.engine.address.startswith("milvus:"),
             approximate=bool(index.meta.get("approximate")),

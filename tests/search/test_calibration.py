@@ -1,0 +1,140 @@
+"""Thresholds: chosen right by hand, and as good on fresh data as they claim."""
+
+import numpy as np
+import pytest
+
+from forerank.errors import InputError
+from forerank.search import Index, Row, calibrate, open_engine
+from forerank.search.calibration import Trials, choose, play
+
+
+def make_index(address, vectors, labels, contents=None):
+    engine = open_engine(address)
+    vectors = np.asarray(vectors, np.float32)
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    names = contents or [f"{i:032x}" for i in range(len(labels))]
+    rows = [Row(f"{i:05d}.png", label, names[i], 1, 1) for i, label in enumerate(labels)]
+    with engine.update(vectors.shape[1], "m") as update:
+        update.put(rows, vectors)
+        update.finish(rows, {"model": {"fingerprint": "m"}, "root": ".", "labelled": True}, None)
+    return Index(engine)
+
+
+def angle(degrees):
+    return [np.cos(np.radians(degrees)), np.sin(np.radians(degrees))]
+
+
+def test_trials_by_hand(address):
+    """a at 0 and 10 degrees, b at 14 and 90, c alone at 180."""
+    index = make_index(address, [angle(x) for x in (0, 10, 14, 90, 180)], list("aabbc"))
+    trials = play(index.engine, None, None)
+    by_label = np.argsort(trials.labels, kind="stable")
+    cosine = np.cos(np.radians([10, 4, 4, 76])).tolist()
+    np.testing.assert_allclose(np.sort(trials.nearest[by_label][:2]), np.sort(cosine[:2]), atol=1e-5)
+    assert sorted(trials.correct[by_label][:4].tolist()) == [False, False, True, True]
+    assert not np.isfinite(trials.nearest[trials.labels == "c"]).any()  # its class has nothing else to find
+    np.testing.assert_allclose(trials.nearest_other[trials.labels == "c"], np.cos(np.radians(90)), atol=1e-5)
+
+
+def test_a_copy_of_the_query_proves_nothing(tmp_path):
+    same = ["00" * 16, "00" * 16, "11" * 16, "22" * 16]
+    index = make_index(tmp_path / "i", [angle(x) for x in (0, 0, 30, 50)], list("aabb"), same)
+    trials = play(index.engine, None, None)
+    assert not np.isfinite(trials.nearest[trials.labels == "a"]).any()
+
+
+def test_the_threshold_by_hand():
+    """Present: 0.9 right, 0.8 right, 0.7 wrong, 0.6 right. Absent: 0.75, 0.5, 0.4, 0.3, all wrong."""
+    trials = Trials(
+        np.array([0.9, 0.8, 0.7, 0.6]),
+        np.array([True, True, False, True]),
+        np.array([0.75, 0.5, 0.4, 0.3]),
+        np.array(list("abcd")),
+    )
+    # At 0.6: 3 right of 5 given. At 0.75: 2 of 3. At 0.8: 2 of 2.
+    assert choose(trials, precision=0.6, absent=0.5).similarity == pytest.approx(0.6)
+    assert choose(trials, precision=0.65, absent=0.5).similarity == pytest.approx(0.75)
+    strict = choose(trials, precision=0.95, absent=0.5)
+    assert (strict.similarity, strict.precision) == (pytest.approx(0.8), 1.0)
+    assert (strict.answered, strict.false_answers) == (0.5, 0.0)
+    # Were nothing ever absent, 0.6 would give 3 of 4.
+    assert choose(trials, precision=0.75, absent=0.0).similarity == pytest.approx(0.6)
+
+
+def test_a_precision_out_of_reach_is_refused_with_the_best():
+    trials = Trials(np.array([0.9, 0.5]), np.array([False, True]), np.array([0.3, 0.2]), np.array(["a", "b"]))
+    with pytest.raises(InputError, match=r"no threshold gives a precision of 99.0%: the best is 50.0%"):
+        choose(trials, precision=0.99, absent=0.5)
+
+
+def clusters(rng, classes, per_class, dim=16, noise=0.42):
+    centres = rng.normal(size=(classes, dim))
+    labels = np.repeat(np.arange(classes), per_class)
+    vectors = centres[labels] + noise * np.linalg.norm(centres, axis=1).mean() / np.sqrt(dim) * rng.normal(
+        size=(len(labels), dim)
+    ) * rng.uniform(0.5, 3.0, (len(labels), 1))
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), labels
+
+
+def test_the_promise_holds_on_fresh_data(tmp_path):
+    """Calibrated on some classes, the precision measured on others mostly lies in the stated interval."""
+    inside, errors = 0, []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        results = []
+        for part in range(2):
+            vectors, labels = clusters(rng, 120, 4)
+            similarity = vectors @ vectors.T
+            np.fill_diagonal(similarity, -9)
+            alike = labels[:, None] == labels[None, :]
+            same = np.where(alike & (similarity > -5), similarity, -9).max(1)
+            other = np.where(alike, -9, similarity).max(1)
+            trials = Trials(np.maximum(same, other), same > other, other, labels.astype(str))
+            if part == 0:
+                chosen = choose(trials, precision=0.9, absent=0.5, seed=seed)
+            else:
+                right = (trials.nearest >= chosen.similarity) & trials.correct
+                given = (trials.nearest >= chosen.similarity).sum() + (other >= chosen.similarity).sum()
+                results.append(right.sum() / given)
+        inside += chosen.low - 0.02 <= results[0] <= chosen.high + 0.02
+        errors.append(results[0] - 0.9)
+        assert chosen.low <= chosen.precision <= chosen.high
+    assert inside >= 24
+    assert abs(np.mean(errors)) < 0.02  # no systematic optimism
+
+
+def test_stored_and_used(address):
+    rng = np.random.default_rng(0)
+    vectors, labels = clusters(rng, 40, 4, noise=0.3)
+    index = make_index(address, vectors, [f"class {i}" for i in labels])
+    result = calibrate(index, precision=0.9)
+    index.close()
+    again = Index(open_engine(address))
+    assert again.threshold == pytest.approx(result.similarity)
+    assert again.meta["threshold"]["classes"] == 40
+    stranger = rng.normal(size=16)
+    assert again.search(stranger, 3).found == (again.search(stranger, 3)[0].similarity >= result.similarity)
+    near = again.search(vectors[0], 3)
+    assert near.found
+    assert near.to_dict()["hits"][0]["trusted"]
+    # Survives the next update of the same model.
+    rows = list(again.engine.catalogue().values())
+    with again.engine.update(16, "m") as update:
+        update.finish(rows[:-1], again.meta, None)
+    again.close()
+    assert Index(open_engine(address)).threshold == pytest.approx(result.similarity)
+
+
+def test_validation_images_with_labels_outside_the_catalogue(tmp_path):
+    """A query whose class is not there counts only among the absent."""
+    index = make_index(tmp_path / "i", [angle(x) for x in (0, 5, 90, 95)], list("aabb"))
+    queries = np.array([angle(x) for x in (2, 93, 200)], np.float32)
+    trials = play(index.engine, queries, ["a", "b", "unheard of"])
+    assert np.isfinite(trials.nearest).tolist() == [True, True, False]
+    assert np.isfinite(trials.nearest_other).all()
+
+
+def test_an_index_without_labels_is_refused(tmp_path):
+    index = make_index(tmp_path / "i", [angle(x) for x in (0, 5)], ["", ""])
+    with pytest.raises(InputError, match="no labels"):
+        calibrate(index)
