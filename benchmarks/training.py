@@ -1,0 +1,175 @@
+"""What the loop costs above the bare model, what large batches need, and the loop by hand with a peer's loss.
+
+Run: python benchmarks/training.py            (about three minutes on two cores)
+     python benchmarks/training.py --quick    (a few seconds, to see that it runs)
+
+One run measures, in turn and repeatedly so that a busy machine disturbs all alike:
+  bare     the model's forward and backward alone, on images already in memory (the limit)
+  ours     a whole step of `forerank train`: images, views, loss, optimiser, records
+  peer     the same step written by hand with pytorch-metric-learning's loss
+Peak memory is that of a process of its own for each batch size.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forerank.console import format_table
+from forerank.models import keep_freed_memory
+from forerank.training.assemble import Assembly, assemble
+from forerank.training.batches import Batches
+from forerank.training.loop import _step
+from forerank.training.prepare import open_parts, settle
+from forerank.training.processes import Processes
+from forerank.training.recipe import load_recipe
+
+CPU = torch.device("cpu")
+
+
+def build(values: list[str]) -> Assembly:
+    """A run on glyphs, ready to step."""
+    recipe = load_recipe("glyphs", values)
+    parts = open_parts(recipe)
+    recipe = settle(recipe, parts["train"], 1, "cpu")
+    return assemble(recipe, parts, Processes(0, 1, CPU))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def peer_loss(name: str) -> nn.Module:
+    from pytorch_metric_learning import losses
+
+    loss: nn.Module = getattr(losses, name)()
+    return loss
+
+
+def step_times(batch: int, rounds: int) -> list[list[object]]:
+    """Median seconds of a step at one batch size, ours and others' in turn."""
+    a = build([f"batch_size={batch}", "images_per_class=4"])
+    batches = Batches(a.recipe, a.plan, a.train.data, range(10_000), CPU)
+    stream = iter(batches)
+    images = torch.cat([a.train.data[key][0][None] for key in a.plan.keys(0)])
+    labels = torch.arange(batch // 4).repeat_interleave(4)
+    images = images.contiguous(memory_format=torch.channels_last)
+    optimiser = torch.optim.Adam(a.model.parameters(), lr=1e-9)
+    peers = {name: peer_loss(name) for name in ("MultiSimilarityLoss", "FastAPLoss")}
+    if batch <= 256:
+        peers["SmoothAPLoss"] = peer_loss("SmoothAPLoss")
+
+    def bare() -> None:
+        a.model.zero_grad(set_to_none=True)
+        a.model(images).square().sum().backward()
+
+    def ours() -> None:
+        _step(a, next(stream), 0)
+
+    def peer(loss: nn.Module) -> Callable[[], None]:
+        def work() -> None:
+            views = torch.stack([a.train.data[key][0] for key in a.plan.keys(1)])
+            optimiser.zero_grad(set_to_none=True)
+            loss(a.model(views), labels).backward()
+            optimiser.step()
+
+        return work
+
+    works = {"bare forward and backward": bare, "ours, whole step": ours}
+    works |= {f"by hand with {name}": peer(loss) for name, loss in peers.items()}
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds + 1):
+        for name, work in works.items():
+            times[name].append(seconds(work))
+    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
+    limit = medians["bare forward and backward"]
+    waited = batches.waited / len(times["ours, whole step"])
+    rows: list[list[object]] = []
+    for name, found in medians.items():
+        share = f"{100 * waited / found:.1f}%" if name.startswith("ours") else ""
+        rows.append([name, batch, f"{1000 * found:.0f}", f"{found / limit:.2f}", share])
+    return rows
+
+
+def peak_memory(batch: int, micro: int | None) -> None:
+    """In a process of its own: two steps, then how much memory they took above what was there before."""
+    values = [f"batch_size={batch}", "images_per_class=4"] + ([f"micro_batch={micro}"] if micro else [])
+    a = build(values)
+    stream = iter(Batches(a.recipe, a.plan, a.train.data, range(10), CPU))
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of getting ready
+    before = _status("VmRSS")
+    took = min(seconds(lambda: _step(a, next(stream), 0)) for _ in range(2))
+    print(json.dumps({"mib": (_status("VmHWM") - before) / 1024, "seconds": took}))
+
+
+def _status(name: str) -> int:
+    """A figure of this process in kB, as Linux tells it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def memory_rows(cases: list[tuple[int, int | None]]) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for batch, micro in cases:
+        word = str(micro) if micro else "none"
+        command = [sys.executable, __file__, "--memory-of", str(batch), word]
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        rows.append([batch, word, f"{found['mib']:.0f}", f"{found['seconds']:.2f}"])
+    return rows
+
+
+def gradient_difference() -> tuple[float, float]:
+    """Largest entry of the direct gradient, and its largest difference from the cached one."""
+    from forerank.losses import PNPLoss
+    from forerank.training import backward_in_chunks
+
+    a = build(["batch_size=256"])
+    images, labels = torch.randn(256, 1, 32, 32), torch.arange(64).repeat_interleave(4)
+    loss = PNPLoss("Ds", temperature=0.5)
+
+    def gradient() -> Tensor:
+        return torch.cat([p.grad.reshape(-1) for p in a.model.parameters() if p.grad is not None])
+
+    a.model.zero_grad()
+    loss(F.normalize(a.model(images)), labels).backward()
+    direct = gradient()
+    a.model.zero_grad()
+    chunks = images.split(64)
+    backward_in_chunks(lambda x: F.normalize(a.model(x)), chunks, chunks, lambda e: loss(e, labels), CPU)
+    return float(direct.abs().max()), float((gradient() - direct).abs().max())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The cost of the training loop.")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--memory-of", nargs=2, metavar=("BATCH", "MICRO"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory_of:
+        batch, micro = arguments.memory_of
+        peak_memory(int(batch), None if micro == "none" else int(micro))
+        return
+    keep_freed_memory()
+    quick = arguments.quick
+    rows = [row for batch in ((32,) if quick else (112, 384)) for row in step_times(batch, 2 if quick else 9)]
+    print("GlyphNet on glyphs, median of a step:\n")
+    print(format_table(["step", "batch", "ms", "over bare", "of it waiting for data"], rows))
+    cases: list[tuple[int, int | None]] = [(64, None), (1024, None), (1024, 64), (4096, 64)]
+    print("\nPeak memory of a step above the data, in a process of its own:\n")
+    rows = memory_rows([(64, None), (128, 64)] if quick else cases)
+    print(format_table(["batch", "micro_batch", "MiB", "seconds a step"], rows))
+    size, difference = gradient_difference()
+    print(f"\ncached and direct gradient differ by at most {difference:.1e} (largest entry {size:.1e})")
+
+
+if __name__ == "__main__":
+    main()
