@@ -61,7 +61,7 @@ def kmeans(
     best, assigned = _nearest(points, centres)
     moved = torch.ones(clusters, dtype=torch.bool, device=points.device)
     for _ in range(iterations):
-        moved = _move(points, assigned, centres, moved)
+        moved = _move(points, best, assigned, centres, moved)
         if not bool(moved.any()):
             break
         before = assigned.clone()
@@ -108,7 +108,7 @@ def _reassign(points: Tensor, centres: Tensor, moved: Tensor, best: Tensor, assi
         best[some[closer]], assigned[some[closer]] = value[closer], rest[which[closer]]
 
 
-def _move(points: Tensor, assigned: Tensor, centres: Tensor, changed: Tensor) -> Tensor:
+def _move(points: Tensor, best: Tensor, assigned: Tensor, centres: Tensor, changed: Tensor) -> Tensor:
     """Put the changed centres in the middle of their members, in place; which centres moved (K,)."""
     size = torch.bincount(assigned, minlength=len(centres))
     members = torch.nonzero(changed[assigned]).flatten()
@@ -116,14 +116,9 @@ def _move(points: Tensor, assigned: Tensor, centres: Tensor, changed: Tensor) ->
     refill = changed & (size > 0)
     centres[refill] = sums[refill] / size[refill, None]
     moved = refill.clone()
-    # An empty cluster takes half of the largest: both centres a little to either side of its middle.
-    share = size.double()
-    push = torch.ones(centres.shape[1], device=centres.device) / 1024
-    push[::2] *= -1
-    for empty in torch.nonzero(size == 0).flatten().tolist():
-        largest = int(share.argmax())
-        centres[empty] = centres[largest] * (1 + push)
-        centres[largest] *= 1 - push
-        share[empty] = share[largest] = share[largest] / 2
-        moved[empty] = moved[largest] = True
+    # An empty cluster begins again at one of the points farthest from their centres.
+    empty = torch.nonzero(size == 0).flatten()
+    if len(empty):
+        centres[empty] = points[best.argsort(stable=True)[: len(empty)]]
+        moved[empty] = True
     return moved

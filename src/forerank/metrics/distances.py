@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from forerank.ranking.hard_rows import UnitRows, blocks
+from forerank.ranking.hard_rows import BLOCK_ELEMENTS, UnitRows, blocks
 
 
 def class_distances(
@@ -24,29 +25,45 @@ def class_distances(
         (0.0, 1.3333333333333333)
     """
     chosen = np.arange(len(rows), dtype=np.int64) if chosen is None else chosen
-    names, code = np.unique(labels[chosen], return_inverse=True)
-    sums = torch.zeros(len(names), rows.dim, dtype=torch.float64, device=rows.device)  # (L, D)
-    # |x|^2 is 1 only up to rounding: adding up what it really is makes equal vectors exactly 0 apart.
-    squares = torch.zeros(len(names), dtype=torch.float64, device=rows.device)
-    where = torch.from_numpy(code).to(rows.device)
-    for start, stop in blocks(len(chosen), rows.dim):
-        unit = rows.float64(chosen[start:stop])
-        sums.index_add_(0, where[start:stop], unit)
-        squares.index_add_(0, where[start:stop], unit.square().sum(dim=1))
-
-    size = torch.bincount(where, minlength=len(names)).double()
-    several = size > 1
-    intra = float("nan")
-    if bool(several.any()):
-        pairs = size[several] * (size[several] - 1)
-        cosine = (sums[several].square().sum(dim=1) - squares[several]) / pairs
-        intra = max(0.0, float((1.0 - cosine).mean()))
-
-    inter = float("nan")
-    if len(names) > 1:
+    code = np.unique(labels[chosen], return_inverse=True)[1]
+    order = chosen[np.argsort(code, kind="stable")]  # class by class, so only a few sums are held at a time
+    size = np.bincount(code)
+    end = np.cumsum(size)
+    distances: list[Tensor] = []
+    centre_sum = torch.zeros(rows.dim, dtype=torch.float64, device=rows.device)
+    centre_squares = 0.0
+    first = 0
+    while first < len(size):
+        begin = end[first] - size[first]
+        stop = max(first + 1, int(np.searchsorted(end, begin + BLOCK_ELEMENTS // rows.dim, side="right")))
+        sums, squares = _class_sums(rows, order[begin : end[stop - 1]], size[first:stop])
+        number = torch.from_numpy(size[first:stop]).to(sums)
+        several = number > 1
+        cosine = (sums.square().sum(dim=1) - squares)[several] / (number * (number - 1))[several]
+        distances.append(1.0 - cosine)
         length = sums.norm(dim=1, keepdim=True)
-        # A class whose vectors cancel has no centre direction; its centre stays the zero vector (distance 1).
-        centres = torch.where(length > 1e-12, sums / length.clamp_min(1e-300), torch.zeros_like(sums))
-        total = centres.sum(dim=0).square().sum() - centres.square().sum()
-        inter = float(1.0 - total / (len(names) * (len(names) - 1)))
+        # A class whose vectors cancel has no centre direction; its centre stays zero, at distance 1 of all.
+        centres = torch.where(length > 1e-12, sums / length.clamp_min(1e-300), 0.0)
+        centre_sum += centres.sum(dim=0)
+        centre_squares += float(centres.square().sum())
+        first = stop
+
+    every = torch.cat(distances)
+    intra = max(0.0, float(every.mean())) if len(every) else float("nan")
+    inter = float("nan")
+    if len(size) > 1:
+        inter = 1.0 - (float(centre_sum.square().sum()) - centre_squares) / (len(size) * (len(size) - 1))
     return intra, inter
+
+
+def _class_sums(rows: UnitRows, order: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Sums (L, D) of the unit vectors of consecutive classes, and of their squared lengths (L,)."""
+    sums = torch.zeros(len(size), rows.dim, dtype=torch.float64, device=rows.device)
+    # |x|^2 is 1 only up to rounding: adding up what it really is makes equal vectors exactly 0 apart.
+    squares = torch.zeros(len(size), dtype=torch.float64, device=rows.device)
+    owner = torch.from_numpy(np.repeat(np.arange(len(size)), size)).to(rows.device)
+    for start, stop in blocks(len(order), rows.dim):
+        unit = rows.float64(order[start:stop])
+        sums.index_add_(0, owner[start:stop], unit)
+        squares.index_add_(0, owner[start:stop], unit.square().sum(dim=1))
+    return sums, squares

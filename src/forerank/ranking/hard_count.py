@@ -31,48 +31,50 @@ class Block:
     threshold: Tensor | None = None  # (C, P) float64, padding +inf; None: only gallery items
     slot: Tensor | None = None  # (C, P) place of each in the flat list of positives, padding -1
     easy: bool = False
-    vectors: dict[torch.dtype, Tensor] = field(default_factory=dict)  # kept where memory allows
-    bounds: dict[torch.dtype, Limits] = field(default_factory=dict)
+    vectors: dict[torch.dtype, Tensor] = field(default_factory=dict)  # while they are needed
+    residual: float = 0.0  # how far rounding to bfloat16 moved a vector of this block at most
+    bounds: dict[tuple[torch.dtype, float], Limits] = field(default_factory=dict)
 
 
 class Counter:
     """The counts being added up, and how pairs are compared."""
 
-    def __init__(self, rows: UnitRows, positives: Positives, precision: str, keep: bool, size: int) -> None:
-        self.rows, self.keep, self.size = rows, keep, size
+    def __init__(self, rows: UnitRows, positives: Positives, area: int, *, quick: bool) -> None:
+        self.rows, self.quick = rows, quick
         self.similarity = torch.from_numpy(positives.similarity).to(rows.device)
         self.counts = torch.zeros(2, len(positives.similarity), dtype=torch.int64, device=rows.device)
-        self.precision = precision
-        self.residual = screen.UNIT16  # of any row; the measured one where all rows are at hand
         # Products are written here over and over: fresh memory would cost a fifth of the time.
-        self.buffer = torch.empty(2, size * size, device=rows.device)
+        self.buffer = torch.empty(2, area, device=rows.device)
 
     def vectors(self, block: Block, dtype: torch.dtype) -> Tensor:
         """Unit vectors of a block, with zero rows at the end to a multiple of GROUP."""
-        if dtype in block.vectors:
-            return block.vectors[dtype]
-        made = torch.zeros(padded(len(block.index)), self.rows.dim, dtype=dtype, device=self.rows.device)
-        if dtype == torch.bfloat16:
-            made.copy_(self.vectors(block, torch.float32))
-        else:
-            made[: len(block.index)] = self.rows.float32(block.index)
-        if self.keep:
+        if dtype not in block.vectors:
+            made = torch.zeros(padded(len(block.index)), self.rows.dim, dtype=dtype, device=self.rows.device)
+            if dtype == torch.bfloat16:
+                exact = self.vectors(block, torch.float32)
+                made.copy_(exact)
+                # In coarse steps, so that blocks share their limits.
+                block.residual = np.ceil(screen.residual(exact, made) / 1e-4) * 1e-4
+            else:
+                made[: len(block.index)] = self.rows.float32(block.index)
             block.vectors[dtype] = made
-        return made
+        return block.vectors[dtype]
 
-    def limits(self, block: Block, dtype: torch.dtype) -> Limits:
-        """The block's thresholds spread by the margin of the screen."""
-        if dtype not in block.bounds:
-            dim = self.rows.dim
-            narrow = screen.bfloat16_margin(dim, self.residual, self.residual)
-            margin = narrow if dtype == torch.bfloat16 else screen.product_margin(dim)
-            assert block.threshold is not None
-            block.bounds[dtype] = limits(block.threshold, margin, dtype)
-        return block.bounds[dtype]
+    def limits(self, queries: Block, items: Block, dtype: torch.dtype) -> Limits:
+        """The queries' thresholds spread by the margin of the screen."""
+        key = (dtype, items.residual if dtype == torch.bfloat16 else 0.0)
+        if key not in queries.bounds:
+            assert queries.threshold is not None
+            if dtype == torch.bfloat16:
+                margin = screen.bfloat16_margin(self.rows.dim, queries.residual, items.residual)
+            else:
+                margin = screen.product_margin(self.rows.dim)
+            queries.bounds[key] = limits(queries.threshold, margin, dtype)
+        return queries.bounds[key]
 
     def count(self, queries: Block, items: Block, *, both: bool) -> None:
         """Count the tile for the queries and, if `both`, for the items as queries too."""
-        quick = self.precision != "float32" and queries.easy and (items.easy or not both)
+        quick = self.quick and queries.easy and (items.easy or not both)
         dtype = torch.bfloat16 if quick else torch.float32
         left, right = self.vectors(queries, dtype), self.vectors(items, dtype)
         area = len(left) * len(right)
@@ -89,7 +91,7 @@ class Counter:
             self._take(tile, items, queries, dtype, along=0)
 
     def _take(self, tile: Tensor, queries: Block, items: Block, dtype: torch.dtype, along: int) -> None:
-        bounds = self.limits(queries, dtype)
+        bounds = self.limits(queries, items, dtype)
         verdict = (count_sparse if queries.easy else count_dense)(tile, bounds, along)
         assert queries.slot is not None
         filled = queries.slot >= 0
@@ -140,30 +142,28 @@ def count_gallery(
     number = np.diff(positives.offsets)
     wide = number > (0 if precision == "float64" else WIDE)
     both = candidates.symmetric and len(chosen) == len(candidates.queries)
-    largest = max(len(queries), len(gallery))
-    size = min(BLOCK, padded(largest))
-    # Vectors of both precisions for all rows, beside the tiles and the thresholds.
-    keep = 6 * rows.dim * (len(queries) + (0 if both else len(gallery))) <= memory // 2
-    counter = Counter(rows, positives, precision, keep, size)
-    rank, world = (
-        (torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else (0, 1)
-    )
+    quick = precision == "bfloat16" or (precision == "auto" and screen.bfloat16_is_faster(rows.device))
+    area = min(BLOCK, padded(len(queries))) * min(BLOCK, padded(len(gallery)))
+    counter = Counter(rows, positives, area, quick=quick)
+    # Vectors of the queries in both precisions are kept if they fit beside the tiles and the thresholds.
+    keep = 6 * rows.dim * len(queries) <= memory // 2
+    rank, world = 0, 1
+    if distributed:
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
     screened = np.flatnonzero((number > 0) & ~wide)
     with screen.true_float32():
         if len(screened):
-            blocks = _query_blocks(counter, queries, gallery, positives, screened)
-            others = np.flatnonzero((number == 0) | wide) if both else None
-            items = _plain_blocks(gallery if others is None else queries[others], size)
-            shelf = [*blocks, *items] if both else items
-            if keep and precision != "float32" and any(b.easy for b in blocks):
-                counter.residual = max(
-                    screen.residual(counter.vectors(b, torch.float32), counter.vectors(b, torch.bfloat16))
-                    for b in {id(b): b for b in (*blocks, *shelf)}.values()
-                )
+            blocks = _query_blocks(rows, queries, gallery, positives, screened)
+            rest = queries[(number == 0) | wide] if both else gallery
+            shelf = [*(blocks if both else []), *_plain_blocks(rest)]
             for j, item in list(enumerate(shelf))[rank::world]:
                 for query in blocks[: j + 1] if both else blocks:
                     counter.count(query, item, both=both and query is not item and item.threshold is not None)
+                    if not keep and query is not item:
+                        query.vectors.clear()
+                if not (keep and both):
+                    item.vectors.clear()
         shard = np.array_split(gallery, world)[rank]
         for start in range(0, len(queries), 512):
             some = np.flatnonzero(wide[start : start + 512]) + start
@@ -179,32 +179,33 @@ def padded(count: int) -> int:
     return -(-count // GROUP) * GROUP
 
 
-def _plain_blocks(index: Integers, size: int) -> list[Block]:
-    return [Block(index[start : start + size]) for start in range(0, len(index), size)]
+def _plain_blocks(index: Integers) -> list[Block]:
+    return [Block(index[start : start + BLOCK]) for start in range(0, len(index), BLOCK)]
 
 
 def _query_blocks(
-    counter: Counter, queries: Integers, gallery: Integers, positives: Positives, screened: Integers
+    rows: UnitRows, queries: Integers, gallery: Integers, positives: Positives, screened: Integers
 ) -> list[Block]:
     """Easy queries first, then the others by their number of positives, so that blocks are alike."""
-    rows, size, dim = counter.rows, counter.size, counter.rows.dim
     number = np.diff(positives.offsets)
     last = positives.similarity[positives.offsets[1:][screened] - 1]  # the least similar positive of each
-    margin = screen.bfloat16_margin(dim, screen.UNIT16, screen.UNIT16)
     generator = np.random.default_rng(0)
     sample = rows.float32(generator.choice(gallery, min(SAMPLE, len(gallery)), replace=False))
+    moved = screen.residual(sample, sample.bfloat16())
+    lowest = torch.from_numpy(last - screen.bfloat16_margin(rows.dim, moved, moved)).float().to(rows.device)
     easy = np.empty(len(screened), dtype=bool)
-    for start in range(0, len(screened), size):
-        part = slice(start, start + size)
-        similarity = rows.float32(queries[screened[part]]) @ sample.T
-        reach = similarity >= torch.from_numpy(last[part] - margin).to(similarity)[:, None]
+    for start in range(0, len(screened), BLOCK):
+        part = slice(start, start + BLOCK)
+        reach = rows.float32(queries[screened[part]]) @ sample.T >= lowest[part, None]
         easy[part] = (reach.float().mean(dim=1) <= EASY).cpu().numpy()
     order = screened[np.lexsort((number[screened], ~easy))]
     edges = int(easy.sum())
     blocks = []
     for group, is_easy in ((order[:edges], True), (order[edges:], False)):
-        for start in range(0, len(group), size):
-            blocks.append(_query_block(queries, positives, group[start : start + size], is_easy, rows.device))
+        for start in range(0, len(group), BLOCK):
+            blocks.append(
+                _query_block(queries, positives, group[start : start + BLOCK], is_easy, rows.device)
+            )
     return blocks
 
 

@@ -7,7 +7,7 @@ higher-order terms). Their sum is the margin: a pair further than that from a th
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from forerank.ranking.hard_same import TIE
 
 UNIT32 = 2.0**-24
-UNIT16 = 2.0**-9  # bfloat16 keeps 8 bits
+UNIT16 = 2.0**-8  # bfloat16 keeps 8 bits, the leading one included
 # Adding up 128 products at a time makes the float32 margin four times narrower at D = 512, for nothing.
 CHUNK = 128
 # Float64 rounding, ties and second-order terms, all far below the margins themselves.
@@ -64,25 +64,44 @@ def product32(left: Tensor, right: Tensor, out: Tensor, spare: Tensor) -> Tensor
     return out
 
 
-@lru_cache(maxsize=1)
 def numpy_is_faster() -> bool:
-    """Which of the two installed BLAS libraries is faster here, by a few milliseconds of trial.
+    """Whether numpy's BLAS beats torch's here, in the way `product32` uses them.
 
     torch brings MKL, which is slow on some AMD processors; numpy usually brings OpenBLAS. The counts do not
     depend on the answer.
     """
+    times = _trial()
+    return times["numpy"] < times["torch"]
+
+
+def bfloat16_is_faster(device: torch.device) -> bool:
+    """Whether bfloat16 products pay: a processor without the instructions is far slower at them."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    if device.type != "cpu":
+        return False
+    times = _trial()
+    return times["bfloat16"] < 0.8 * min(times["numpy"], times["torch"])
+
+
+@lru_cache(maxsize=1)
+def _trial() -> dict[str, float]:
+    """Seconds of a small product each way, the best of a few: some milliseconds altogether, once."""
     side = torch.randn(512, CHUNK, generator=torch.Generator().manual_seed(0))
-    array, best = side.numpy(), {True: float("inf"), False: float("inf")}
-    out, total = np.empty((512, 512), dtype=np.float32), torch.empty(512, 512)
-    for _ in range(6):
-        start = time.perf_counter()
-        np.matmul(array, array.T, out=out)
-        np.add(out, out, out=out)
-        middle = time.perf_counter()
-        total.addmm_(side, side.T)
-        end = time.perf_counter()
-        best = {True: min(best[True], middle - start), False: min(best[False], end - middle)}
-    return best[True] < best[False]
+    array, total, short = side.numpy(), np.empty((512, 512), dtype=np.float32), side.bfloat16()
+    out, out16 = torch.zeros(512, 512), torch.zeros(512, 512, dtype=torch.bfloat16)
+    ways: dict[str, Callable[[], object]] = {
+        "numpy": lambda: np.add(np.matmul(array, array.T, out=total), total, out=total),
+        "torch": lambda: out.addmm_(side, side.T),
+        "bfloat16": lambda: torch.mm(short, short.T, out=out16),
+    }
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(5):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
 
 
 @contextmanager

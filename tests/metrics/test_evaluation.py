@@ -1,0 +1,238 @@
+"""Metrics against their definitions, scikit-learn and pytorch-metric-learning."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score
+
+from forerank import evaluate
+from forerank.errors import InputError
+from forerank.metrics import Evaluation, repeated_gallery
+
+QUICK = {"nmi": False, "distances": False, "bootstrap": 0}
+
+
+def clusters(count=300, dim=16, classes=40, noise=1.2, seed=0):
+    generator = np.random.default_rng(seed)
+    labels = generator.permutation(np.arange(count) % classes)
+    vectors = generator.normal(size=(classes, dim))[labels] + noise * generator.normal(size=(count, dim))
+    return vectors.astype(np.float32), labels
+
+
+def by_sorting(vectors, labels, queries, gallery, ks):
+    """Every metric from a sorted list, written out; negatives before positives where they tie."""
+    unit = vectors.astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    rows = []
+    for q in queries:
+        items = gallery[gallery != q]
+        similarity = np.round((unit[items] * unit[q]).sum(axis=1), 11)
+        relevant = labels[items] == labels[q]
+        if not relevant.any():
+            continue
+        relevant = relevant[np.lexsort((relevant, -similarity))]
+        count = relevant.sum()
+        precision = np.cumsum(relevant) / np.arange(1, len(items) + 1)
+        rows.append([
+            *[relevant[:k].any() for k in ks],
+            (precision * relevant).sum() / count,
+            (precision * relevant)[:count].sum() / count,
+            relevant[:count].mean(),
+            1 / (np.argmax(relevant) + 1),
+        ])  # fmt: skip
+    names = [*[f"recall@{k}" for k in ks], "map", "map@r", "r_precision", "mrr"]
+    return dict(zip(names, np.mean(np.array(rows, dtype=float), axis=0), strict=True))
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), ties=st.booleans(), split=st.booleans())
+def test_equals_sorting(seed, ties, split):
+    generator = np.random.default_rng(seed)
+    vectors, labels = clusters(int(generator.integers(12, 80)), 6, int(generator.integers(1, 12)), seed=seed)
+    if ties:
+        vectors[:6] = vectors[6:12]
+    rows = np.arange(len(labels))
+    queries, gallery = (rows[::2], rows[1::2]) if split else (rows, rows)
+    ks = (1, 2, 4)
+    expected = by_sorting(vectors, labels, queries, gallery, ks) if len(set(labels)) < len(labels) else None
+    found = evaluate(vectors, labels, queries=queries, gallery=gallery, ks=ks, **QUICK)
+    assert dict(found) == pytest.approx(expected, abs=1e-12)
+
+
+def test_average_precision_is_scikit_learns():
+    vectors, labels = clusters()
+    unit = vectors.astype(np.float64) / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    found = evaluate(vectors, labels, per_query=True, **QUICK)
+    for query, precision in zip(found.per_query.query, found.per_query.average_precision, strict=True):
+        others = np.arange(len(labels)) != query
+        expected = average_precision_score((labels == labels[query])[others], (unit @ unit[query])[others])
+        assert precision == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_equals_accuracy_calculator(split):
+    accuracy_calculator = pytest.importorskip("pytorch_metric_learning.utils.accuracy_calculator")
+    # Few enough images that its float32 ranking meets no near-tie.
+    vectors, labels = clusters(200)
+    names = ("precision_at_1", "mean_average_precision", "mean_average_precision_at_r", "r_precision",
+             "mean_reciprocal_rank")  # fmt: skip
+    judge = accuracy_calculator.AccuracyCalculator(
+        include=names, k=199 - 99 * split, device=torch.device("cpu")
+    )
+    unit = torch.nn.functional.normalize(torch.from_numpy(vectors).double()).float()
+    tags = torch.from_numpy(labels)
+    if split:
+        theirs = judge.get_accuracy(unit[:100], tags[:100], unit[100:], tags[100:])
+        ours = evaluate(vectors, labels, queries=range(100), gallery=range(100, 200), ks=(1,), **QUICK)
+    else:
+        theirs = judge.get_accuracy(unit, tags)
+        ours = evaluate(vectors, labels, ks=(1,), **QUICK)
+    for their, our in zip(names, ("recall@1", "map", "map@r", "r_precision", "mrr"), strict=True):
+        # Its reciprocal rank is a float32 mean.
+        assert ours[our] == pytest.approx(theirs[their], abs=1e-6 if our == "mrr" else 1e-9), our
+
+
+def test_ties_count_against_the_model():
+    # Query 0 and its positive 1 are one vector, and so is the negative 2.
+    vectors, labels = np.array([[1.0, 0], [1, 0], [1, 0], [0, 1]]), [0, 0, 1, 1]
+    found = evaluate(vectors, labels, ks=(1, 2), **QUICK)
+    # 0 and 1 tie with 2; 3 is as far from its positive as from the negatives; 2 is plainly wrong.
+    assert found["recall@1"] == 0.0
+    assert found.optimistic["recall@1"] == 0.75
+    assert found.counts["tied_positives"] == 3
+    kind = evaluate(vectors, labels, ks=(1, 2), ties="optimistic", **QUICK)
+    assert kind["recall@1"] == 0.75
+    assert not kind.optimistic
+    assert "ties after" in str(found)
+    assert "ties after" not in str(evaluate(*clusters(), **QUICK))
+
+
+def test_self_is_left_out_by_identity():
+    """An exact copy of the query under another label must not be taken for the query itself."""
+    vectors = np.array([[1.0, 0.1], [1.0, 0.1], [1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])
+    found = evaluate(vectors, [0, 1, 0, 1, 1], ks=(1,), per_query=True, **QUICK)
+    assert found.per_query.first_rank[0] == 2  # after the copy, which is a negative
+    # The same rows in another order give each image the same rank.
+    order = np.array([4, 1, 3, 0, 2])
+    shuffled = evaluate(vectors[order], np.array([0, 1, 0, 1, 1])[order], ks=(1,), per_query=True, **QUICK)
+    assert shuffled.per_query.first_rank.tolist() == found.per_query.first_rank[order].tolist()
+
+
+def test_same_camera_is_ignored():
+    # The nearest positive of 0 was taken by its own camera; the next one stands after a negative.
+    vectors = np.array([[1.0, 0.0], [1.0, 0.01], [1.0, 0.3], [1.0, 0.2], [0.0, 1.0]])
+    labels, camera = [0, 0, 0, 1, 1], ["a", "a", "b", "a", "b"]
+    plain = evaluate(vectors, labels, ks=(1,), per_query=True, **QUICK)
+    found = evaluate(vectors, labels, ks=(1,), per_query=True, ignore=camera, **QUICK)
+    assert plain.per_query.first_rank[0] == 1
+    assert found.per_query.first_rank[0] == 2
+    assert found.per_query.positives[0] == 1
+    assert found.counts["ignored_pairs"] == 2  # (0, 1) and (1, 0)
+
+
+def test_random_galleries():
+    vectors, labels = clusters(200, classes=20, noise=0.8)
+    found = repeated_gallery(vectors, labels, repeats=10, ks=(1, 5))
+    assert found.counts["gallery"] == len(np.unique(labels))
+    assert found.counts["queries"] == 200 - found.counts["gallery"]
+    assert found.spread["recall@1"] > 0
+    again = repeated_gallery(vectors, labels, repeats=10, ks=(1, 5))
+    assert (
+        dict(found) == dict(again) != dict(repeated_gallery(vectors, labels, repeats=10, ks=(1, 5), seed=1))
+    )
+    # With one relevant item, average precision is the reciprocal rank, by hand for one draw of the gallery.
+    assert found["map"] == pytest.approx(found["mrr"])
+
+
+def test_queries_without_positive_are_counted_and_left_out():
+    vectors, labels = clusters()
+    lonely = np.concatenate([labels, [1000, 1001]])
+    found = evaluate(np.concatenate([vectors, vectors[:2] + 5]), lonely, **QUICK)
+    assert found.counts["queries_without_positive"] == 2
+    assert found.counts["queries"] == 300
+    assert found.counts["gallery"] == 302
+    assert "left out: 2 queries without a positive" in str(found)
+
+
+def test_interval_covers_and_is_seeded():
+    vectors, labels = clusters(600, noise=2.0)
+    found = evaluate(vectors, labels, nmi=False, seed=3)
+    low, high = found.intervals["recall@1"]
+    assert low < found["recall@1"] < high
+    # Classes as unit: about as wide as the textbook's standard error over class means.
+    hits = evaluate(vectors, labels, per_query=True, **QUICK).per_query.first_rank == 1
+    sizes, sums = np.bincount(labels), np.bincount(labels, hits)
+    error = np.sqrt((((sums - sizes * hits.mean()) / sizes.mean()) ** 2).sum()) / len(sizes)
+    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.15)
+    assert found.intervals == evaluate(vectors, labels, nmi=False, seed=3).intervals
+    assert found.intervals != evaluate(vectors, labels, nmi=False, seed=4).intervals
+
+
+def test_reads_as_a_dict_and_as_json():
+    found = evaluate(*clusters(), ks=(1, 2), per_query=True)
+    assert list(found) == ["recall@1", "recall@2", "map", "map@r", "r_precision", "mrr", "dists@intra",
+                           "dists@inter", "nmi"]  # fmt: skip
+    assert dict(**found)["map"] == found["map"]
+    whole = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert whole["metrics"] == dict(found)
+    assert len(whole["per_query"]["first_rank"]) == 300
+    assert isinstance(found, Evaluation)
+    assert str(found).splitlines()[0].split() == ["metric", "value", "95%", "interval"]
+
+
+@pytest.mark.parametrize("kind", ["memmap", "torch", "float16", "bfloat16", "list"])
+def test_takes_many_kinds_of_embeddings(kind, tmp_path):
+    vectors, labels = clusters(120, classes=10)
+    vectors = vectors.astype(np.float16).astype(np.float32)  # what every kind can hold
+    if kind == "bfloat16":
+        vectors = torch.from_numpy(vectors).bfloat16().float().numpy()
+    expected = evaluate(vectors, labels, ks=(1,), seed=1)
+    given: object = vectors
+    if kind == "memmap":
+        np.save(tmp_path / "e.npy", vectors)
+        given = np.load(tmp_path / "e.npy", mmap_mode="r")
+    elif kind == "torch":
+        given = torch.from_numpy(vectors).requires_grad_()
+    elif kind == "float16":
+        given = vectors.astype(np.float16)
+    elif kind == "bfloat16":
+        given = torch.from_numpy(vectors).bfloat16()
+    else:
+        given = vectors.tolist()
+    names = [f"name {label}" for label in labels]  # strings: other codes, same classes
+    found = evaluate(given, names if kind != "torch" else torch.from_numpy(labels), ks=(1,), seed=1)
+    assert {k: v for k, v in found.items() if k != "nmi"} == pytest.approx(
+        {k: v for k, v in expected.items() if k != "nmi"}, abs=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"labels": [0, 1]}, "300 embeddings but 2 labels"),
+        ({"ks": (1, 300)}, r"recall@300 means nothing here: a query ranks only 299"),
+        ({"ks": (0,)}, "positive numbers"),
+        ({"labels": range(300)}, "none of the 300 queries has a positive"),
+        ({"queries": [300]}, "row 300"),
+        ({"queries": [1, 1]}, "twice"),
+        ({"gallery": np.zeros(300, dtype=bool)}, "gallery must be row numbers or a mask"),
+        ({"queries": np.zeros(3, dtype=bool)}, "mask of 3"),
+        ({"ignore": [1]}, "1 ignore"),
+        ({"precision": "float16"}, "did you mean 'bfloat16'|Valid: auto"),
+        ({"ties": "pesimistic"}, "did you mean 'pessimistic'"),
+        ({"labels": np.zeros((300, 2))}, "must be a list"),
+    ],
+)
+def test_bad_input_gets_one_sentence(options, sentence):
+    vectors, labels = clusters()
+    with pytest.raises(InputError, match=sentence) as caught:
+        evaluate(vectors, options.pop("labels", labels), **{**QUICK, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_default_ks_are_cut_to_the_gallery():
+    assert evaluate(*clusters(50), **QUICK).settings["ks"] == [1, 10]

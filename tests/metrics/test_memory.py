@@ -1,0 +1,48 @@
+"""Memory stays under its setting whatever is evaluated. Measured in a process of its own."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+SCRIPT = """
+import sys, threading, time
+import numpy as np, psutil, torch
+torch.set_num_threads(2)
+from forerank import evaluate
+evaluate(np.eye(8, 4) + 0.1, [0, 0, 1, 1, 2, 2, 3, 3], nmi=False)  # load everything first
+labels = np.load(sys.argv[2])
+vectors = np.load(sys.argv[1], mmap_mode="r")
+queries = np.random.default_rng(0).choice(len(labels), int(sys.argv[3]), replace=False)
+def anonymous():  # pages of the mapped file can be dropped at any time and are not counted
+    with open("/proc/self/status") as status:
+        return sum(int(l.split()[1]) for l in status if l.startswith("RssAnon")) / 1024
+before, peak, done = anonymous(), 0.0, False
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, anonymous()); time.sleep(0.002)
+watcher = threading.Thread(target=watch); watcher.start()
+result = evaluate(vectors, labels, queries=queries, nmi=False, bootstrap=0, memory=128 << 20)
+done = True; watcher.join()
+print(peak - before, result.counts["gallery"])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_mapped_file_is_not_loaded(tmp_path):
+    """200,000 x 128 from disk (98 MiB) within 128 MiB; a copy in float64 alone would take 195."""
+    generator = np.random.default_rng(0)
+    file = np.lib.format.open_memmap(tmp_path / "e.npy", mode="w+", dtype=np.float32, shape=(200_000, 128))
+    for start in range(0, len(file), 20_000):
+        file[start : start + 20_000] = generator.standard_normal((20_000, 128), dtype=np.float32)
+    file.flush()
+    np.save(tmp_path / "l.npy", generator.integers(40_000, size=200_000))
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path / "e.npy", tmp_path / "l.npy", "300"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    growth, gallery = run.stdout.split()
+    assert int(gallery) == 200_000
+    assert float(growth) < 128

@@ -1,0 +1,176 @@
+"""Hard ranks against brute force in float64, over every screen, tile and protocol."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerank.errors import InputError
+from forerank.ranking import hard_count, hard_screen
+from forerank.ranking.hard import hard_ranks
+from forerank.ranking.hard_rows import unit_rows
+from forerank.ranking.hard_same import TIE
+
+
+def brute_force(vectors, labels, queries, gallery, ignore):
+    """(negatives above, tied) of each positive of each query, most similar first, by plain loops."""
+    unit = vectors.astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    answer = []
+    for q in queries:
+        positive, negative = [], []
+        for g in gallery:
+            similarity = float((unit[q] * unit[g]).sum())
+            if labels[g] != labels[q]:
+                negative.append(similarity)
+            elif g != q and (ignore is None or ignore[g] != ignore[q]):
+                positive.append(similarity)
+        negative = np.array(negative)
+        positive = sorted(positive, reverse=True)
+        above = [int((negative > s + TIE).sum()) for s in positive]
+        tied = [int((np.abs(negative - s) <= TIE).sum()) for s in positive]
+        answer.append((above, tied))
+    return answer
+
+
+def counted(vectors, labels, queries, gallery, ignore, **options):
+    answer = [None] * len(queries)
+    for part in hard_ranks(
+        unit_rows(vectors), labels, queries=queries, gallery=gallery, ignore=ignore, **options
+    ):
+        for i, query in enumerate(part.queries):
+            own = slice(part.offsets[i], part.offsets[i + 1])
+            answer[query] = (part.above[own].tolist(), part.tied[own].tolist())
+    return answer
+
+
+@st.composite
+def cases(draw):
+    seed = draw(st.integers(0, 2**32 - 1))
+    generator = np.random.default_rng(seed)
+    count, dim = draw(st.integers(2, 70)), draw(st.integers(1, 9))
+    vectors = generator.normal(size=(count, dim)).astype(draw(st.sampled_from([np.float32, np.float64])))
+    if draw(st.booleans()):  # exact duplicates, also scaled
+        copies = generator.integers(count, size=count // 2)
+        vectors[copies] = vectors[generator.integers(count, size=count // 2)] * 4
+    if draw(st.booleans()):  # coordinates that make many different pairs equally similar
+        vectors = np.round(vectors) + np.where(
+            np.abs(np.round(vectors)).sum(axis=1, keepdims=True) == 0, 1, 0
+        )
+    labels = generator.integers(draw(st.integers(1, 12)), size=count)
+    queries = gallery = np.arange(count)
+    if draw(st.booleans()):
+        queries = generator.permutation(count)[: draw(st.integers(1, count))]
+        gallery = generator.permutation(count)[: draw(st.integers(1, count))]
+    ignore = generator.integers(3, size=count) if draw(st.booleans()) else None
+    return vectors, labels, queries, gallery, ignore
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=cases(), precision=st.sampled_from(["auto", "bfloat16", "float32", "float64"]),
+       memory=st.sampled_from([1 << 13, 1 << 29]), block=st.sampled_from([32, 2048]),
+       wide=st.sampled_from([2, 64]), easy=st.sampled_from([0.01, 1.0]))  # fmt: skip
+def test_equals_brute_force_in_float64(case, precision, memory, block, wide, easy):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hard_count, "BLOCK", block)  # several tiles, and tiles on both sides of the diagonal
+        patch.setattr(hard_count, "WIDE", wide)  # many positives: the float64 branch beside the screens
+        patch.setattr(hard_count, "EASY", easy)  # 1.0: every query goes the sparse way
+        assert counted(*case, precision=precision, memory=memory) == brute_force(*case)
+
+
+def grouped(count, dim, per_class, noise, seed=0):
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) // per_class
+    centres = generator.normal(size=(count, dim))
+    vectors = centres[labels] + noise * generator.normal(size=(count, dim))
+    shuffled = generator.permutation(count)
+    return vectors[shuffled].astype(np.float32), labels[shuffled]
+
+
+@pytest.mark.parametrize("noise", [0.7, 2.0, 8.0])
+def test_every_precision_gives_the_same_counts(noise):
+    """Large enough that low precision alone would be wrong: 64 dimensions, 3,000 images, 15,000 positives."""
+    vectors, labels = grouped(3000, 64, 6, noise)
+    vectors[:40] = vectors[40:80]  # some ties
+    exact = unit_rows(vectors).float64(slice(0, 3000)).numpy()
+    similarity = exact @ exact.T
+    for precision in ("float64", "float32", "bfloat16"):
+        (part,) = hard_ranks(unit_rows(vectors), labels, precision=precision)
+        for q in range(0, 3000, 97):
+            negative = similarity[q, labels != labels[q]]
+            own = slice(part.offsets[q], part.offsets[q + 1])
+            above = [(negative > s + TIE).sum() for s in part.similarity[own]]
+            assert part.above[own].tolist() == above
+        if precision == "float64":
+            first = part
+        assert np.array_equal(part.above, first.above)
+        assert np.array_equal(part.tied, first.tied)
+
+
+def test_the_screens_would_be_wrong_alone():
+    """The verdicts in float64 are needed: plain bfloat16 and float32 counts differ from the exact ones."""
+    vectors, labels = grouped(2000, 64, 5, 2.0)
+    (part,) = hard_ranks(unit_rows(vectors), labels)
+    unit = torch.nn.functional.normalize(torch.from_numpy(vectors))
+    rough = (unit.bfloat16() @ unit.bfloat16().T).float()
+    wrong = 0
+    for q in range(0, 2000, 50):
+        same = torch.from_numpy(labels == labels[q])
+        positive = rough[q, same & (torch.arange(2000) != q)].sort(descending=True).values
+        counts = [(rough[q, ~same] > s).sum().item() for s in positive]
+        wrong += counts != part.above[part.offsets[q] : part.offsets[q + 1]].tolist()
+    assert wrong > 10
+
+
+@pytest.mark.parametrize("dim", [3, 64, 129, 512, 2048])
+def test_products_stay_within_their_margins(dim):
+    generator = torch.Generator().manual_seed(dim)
+    exact = torch.randn(256, dim, generator=generator, dtype=torch.float64)
+    exact[:64] = exact[64:128] + 1e-3 * exact[:64]  # also pairs near 1
+    exact[128:160, dim // 2 :] = 0
+    exact = torch.nn.functional.normalize(exact)
+    unit, true = exact.float(), exact @ exact.T
+    out, spare = torch.empty(256, 256), torch.empty(256, 256)
+    for faster in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hard_screen, "numpy_is_faster", lambda faster=faster: faster)
+            error = (hard_screen.product32(unit, unit, out, spare).double() - true).abs().max()
+        assert error <= hard_screen.product_margin(dim)
+    short = unit.bfloat16()
+    moved = hard_screen.residual(unit, short)
+    margin = hard_screen.bfloat16_margin(dim, moved, moved)
+    rounded = (short @ short.T).double()
+    # Rounded limits: a result must lie between the rounded ends of the true value's interval.
+    low, high = ((true + d).to(torch.bfloat16).double() for d in (-margin, margin))
+    assert bool(((low <= rounded) & (rounded <= high)).all())
+    assert moved <= hard_screen.UNIT16
+
+
+def test_a_shortcut_for_float32_products_is_undone():
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with hard_screen.true_float32():
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_a_row_without_direction_is_refused():
+    with pytest.raises(InputError, match="row 1"):
+        unit_rows(np.array([[1.0, 0.0], [np.nan, 0.0]]))
+    with pytest.raises(InputError, match=r"zero vectors.*row 0"):
+        unit_rows(np.zeros((1, 3)))
+    with pytest.raises(InputError, match="shape"):
+        unit_rows(np.ones(3))
+
+
+def test_one_huge_class_needs_little_memory():
+    """900 images of one label among 1,000: counted in parts that fit, with the same result."""
+    vectors, _ = grouped(1000, 8, 1, 0.0)
+    labels = (np.arange(1000) < 100).astype(np.int64)
+    (whole,) = hard_ranks(unit_rows(vectors), labels)
+    parts = list(hard_ranks(unit_rows(vectors), labels, memory=1 << 22))
+    assert len(parts) > 5
+    assert np.array_equal(np.concatenate([p.above for p in parts]), whole.above)
