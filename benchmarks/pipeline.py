@@ -3,8 +3,9 @@
     python benchmarks/pipeline.py                     # photographs made up here
     python benchmarks/pipeline.py ./CUB_200_2011      # your own
 
-Every way reads the same files and gives a (3, 224, 224) float32 tensor; they take turns, on one thread, and the
-time is that of the processor, so that other work on the machine matters little. `decode only` is the limit: reading the JPEG and nothing else.
+Every way reads the same files and gives a (3, 224, 224) float32 tensor. They take turns, on one thread, and
+the time is that of the processor, so that other work on the machine matters little. `decode only` is the
+limit: reading the JPEG and nothing else.
 """
 
 import argparse
