@@ -21,6 +21,7 @@ PURPOSES = {
     "timm": "backbones timm:NAME, the paper's ResNet-50",
     "hf": "backbones hf:NAME",
     "onnx": "forerank export --onnx",
+    "cars196": "Cars196 as its makers ship it (.mat files)",
     "weights": "EfficientNet-lite1 and lite2 with ImageNet weights",
 }
 

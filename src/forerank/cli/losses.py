@@ -29,7 +29,7 @@ def list_losses(*, json: bool = False) -> None:
     if json:
         print_json(rows)
         return
-    header = ["name", "formula", "derivative", "arguments"]
+    header = ["name", "formula", "derivative"]
     print(format_table(header, [[row[column] for column in header] for row in rows]))
 
 

@@ -127,7 +127,7 @@ def claims(
     to: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Judge each claim of the paper on the runs that are there: holds, does not hold, undecided, not testable.
+    """Judge each claim of the paper on the runs that are there, by a rule, with numbers.
 
     Args:
         to: also write the page to this file.

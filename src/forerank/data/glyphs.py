@@ -40,7 +40,7 @@ SIDE, EM, BASELINE = 32, 20, 22  # pixels: image, height of the letters' body, r
 LAYOUT = 3  # raised when the drawing or the files change, so that old caches are left alone
 MIN_IMAGES = 4  # a class with fewer different images is left out: batches take four
 TEST_SHARE, VALIDATION_SHARE = 1 / 3, 1 / 10
-# The pixels as drawn by DejaVu 2.35 and STIX 1.0.0 with FreeType 2.13 and later; see `notes` of the table.
+# The pixels as drawn by DejaVu 2.35 and STIX 1.0.0 with FreeType 2.14.3; see `notes` of the table.
 REFERENCE = "32a6fe1567e759dfed9cca37244e79a36459ceee159153135d172f9014571667"
 
 COUNTS = {"train": (14_108, 1_148), "validation": (2_464, 199), "test": (7_622, 633)}  # images, classes
