@@ -27,7 +27,7 @@ from forerank.console import format_table
 from forerank.models import keep_freed_memory
 from forerank.training.assemble import Assembly, assemble
 from forerank.training.batches import Batches
-from forerank.training.loop import _step
+from forerank.training.loop import take_step
 from forerank.training.prepare import open_parts, settle
 from forerank.training.processes import Processes
 from forerank.training.recipe import load_recipe
@@ -74,7 +74,7 @@ def step_times(batch: int, rounds: int) -> list[list[object]]:
         a.model(images).square().sum().backward()
 
     def ours() -> None:
-        _step(a, next(stream), 0)
+        take_step(a, next(stream), 0)
 
     def peer(loss: nn.Module) -> Callable[[], None]:
         def work() -> None:
@@ -108,7 +108,7 @@ def peak_memory(batch: int, micro: int | None) -> None:
     stream = iter(Batches(a.recipe, a.plan, a.train.data, range(10), CPU))
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of getting ready
     before = _status("VmRSS")
-    took = min(seconds(lambda: _step(a, next(stream), 0)) for _ in range(2))
+    took = min(seconds(lambda: take_step(a, next(stream), 0)) for _ in range(2))
     print(json.dumps({"mib": (_status("VmHWM") - before) / 1024, "seconds": took}))
 
 

@@ -46,8 +46,9 @@ def test_the_papers_settings(name: str, batch: int) -> None:
 
 
 def test_short_names_and_sections() -> None:
-    r = override(Recipe(), ["batch_size=4096", "micro_batch=64", "mode=head", "loss=pml:FastAPLoss", "lr=1e-4",
-                            "alpha=8", "loss.b=2", "data=./x", "ks=[1,5]", "ks=7", "patience=null"])  # fmt: skip
+    r = override(Recipe(), ["batch_size=4096", "micro_batch=64", "mode=head", "loss=pml:FastAPLoss",
+                            "lr=1e-4", "alpha=8", "loss.b=2", "data=./x", "ks=[1,5]", "ks=7",
+                            "patience=null"])  # fmt: skip
     flat = flatten(r)
     assert flat["batch.batch_size"] == 4096
     assert flat["batch.micro_batch"] == 64

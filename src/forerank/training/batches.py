@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from forerank.data import ClassBalancedSampler, ImageDataset, Table
 from forerank.data.dataset import collate
+from forerank.training.interruption import leave_signals_to_parent
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe
 
@@ -115,6 +116,7 @@ class Batches:
             num_workers=workers,
             collate_fn=collate,
             pin_memory=device.type == "cuda",
+            worker_init_fn=leave_signals_to_parent,
             generator=torch.Generator().manual_seed(recipe.seed),  # the loader's own draw leaves ours alone
             prefetch_factor=4 if workers else None,
         )

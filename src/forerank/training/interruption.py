@@ -28,6 +28,12 @@ class InterruptedRun(ForerankError):  # noqa: N818 - stopping when asked is no e
         self.exit_code = 128 + number
 
 
+def leave_signals_to_parent(worker: int) -> None:
+    """For image loading processes: Ctrl-C is the parent's business, and SIGTERM ends them at once."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 class Interruption:
     """Which signal asked this process to stop (0: none so far)."""
 

@@ -11,9 +11,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from forerank.console import progress_bar, say
+from forerank.console import say
 from forerank.training.assemble import Assembly, assemble
 from forerank.training.baselines import build_loss, joint_loss
 from forerank.training.batches import Batch, Batches
@@ -24,7 +25,7 @@ from forerank.training.large_batch import backward_in_chunks
 from forerank.training.measure import embed, measure
 from forerank.training.optimise import rate_factor, set_rates
 from forerank.training.prepare import choose_device, open_parts, settle
-from forerank.training.processes import average_gradients, joined, largest, wait_for_all
+from forerank.training.processes import average_gradients, bar, joined, largest, wait_for_all
 from forerank.training.recipe import Recipe
 from forerank.training.record import RESULTS, Record, claim_run
 
@@ -53,10 +54,11 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         parts = open_parts(recipe)
         recipe = settle(recipe, parts["train"], processes.count, device)
         build_loss(recipe, classes=2, embedding_dim=8)  # a wrong name or argument is refused before any work
-        claim_run(run, recipe, processes)
+        if processes.first:
+            claim_run(run, recipe)
+        wait_for_all(processes)
         if (run / RESULTS).exists():
             return finished_outcome(run)
-        wait_for_all(processes)
 
         with interruption.at_once():
             a = assemble(recipe, parts, processes)
@@ -73,7 +75,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         if processes.first:
             say(a.describe(steps, state.step))
 
-        with progress_bar("training", steps) as advance:
+        with bar("training", steps, processes) as advance:
             advance(state.step)
             while True:
                 at_the_end = state.step >= steps
@@ -88,7 +90,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
                 began, waited = time.perf_counter(), batches.waited
                 factor = rate_factor(recipe, state.step, steps, a.plan.steps_per_epoch)
                 set_rates(a.optimiser, factor)
-                loss = _step(a, next(stream), state.step)
+                loss = take_step(a, next(stream), state.step)
                 if not math.isfinite(loss):  # what was learned so far is kept, more steps would not help
                     state.broken = True
                     break
@@ -119,7 +121,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         return outcome
 
 
-def _step(a: Assembly, batch: Batch, step: int) -> float:
+def take_step(a: Assembly, batch: Batch, step: int) -> float:
     """One step of all processes together; the loss."""
     processes, recipe = a.processes, a.recipe
     torch.manual_seed(hash_of(recipe.seed, step, processes.rank))
@@ -155,8 +157,6 @@ def hash_of(*numbers: int) -> int:
     >>> hash_of(0, 1, 0) != hash_of(0, 0, 1)
     True
     """
-    import numpy as np
-
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -174,7 +174,10 @@ def _validate(a: Assembly, state: State, record: Record, run: Path, interruption
     try:
         with interruption.at_once(a.processes.count == 1), a.as_the_model():
             found = measure(
-                embed(a.encode, a.chooser, a.recipe, a.processes), a.recipe, a.processes, full=False
+                embed(a.encode, a.chooser, a.recipe, a.processes, title=None),
+                a.recipe,
+                a.processes,
+                full=False,
             )
     except KeyboardInterrupt:
         _save(run, a, state, LAST)

@@ -1,6 +1,7 @@
 """Embed a part of the data, sharded over the processes, and measure retrieval on it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from forerank.console import progress_bar
 from forerank.data import ImageDataset, Preprocessing, Table
 from forerank.data.dataset import collate
 from forerank.metrics import Evaluation, evaluate
 from forerank.training.batches import FeatureRows, loading_processes
-from forerank.training.processes import Processes, collect, shard
+from forerank.training.interruption import leave_signals_to_parent
+from forerank.training.processes import Processes, bar, collect, shard
 from forerank.training.recipe import Recipe
 
 Encode = Callable[[Tensor], Tensor]
@@ -38,7 +39,7 @@ class Embedded:
 
 
 def embed(
-    encode: Encode, part: Part, recipe: Recipe, processes: Processes, title: str = "embedding"
+    encode: Encode, part: Part, recipe: Recipe, processes: Processes, title: str | None = "embedding"
 ) -> Embedded:
     """Embed every row once, each process its share; all processes receive all rows."""
     rows = list(shard(len(part.table), processes))
@@ -51,8 +52,9 @@ def embed(
         num_workers=min(workers, max(1, len(rows) // 256)) if workers else 0,
         collate_fn=collate,
         generator=torch.Generator().manual_seed(0),
+        worker_init_fn=leave_signals_to_parent,
     )  # fmt: skip
-    with torch.inference_mode(), progress_bar(f"{title} {part.title}", len(rows)) as advance:
+    with torch.inference_mode(), silent_or_bar(title, part, len(rows), processes) as advance:
         for inputs, _, found in loader:
             embedded = encode(inputs.to(processes.device)).float().cpu()
             if vectors is None:
@@ -68,6 +70,16 @@ def embed(
     if readable.all():
         return Embedded(everything, part.table)
     return Embedded(everything[readable], part.table.where(readable))
+
+
+@contextmanager
+def silent_or_bar(title: str | None, part: Part, total: int, processes: Processes) -> Iterator[Any]:
+    """A bar, unless the caller shows one already."""
+    if title is None:
+        yield lambda steps=1, note="": None
+        return
+    with bar(f"{title} {part.title}", total, processes) as advance:
+        yield advance
 
 
 def measure(embedded: Embedded, recipe: Recipe, processes: Processes, *, full: bool) -> Evaluation:

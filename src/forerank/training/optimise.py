@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from forerank.training.recipe import Optimiser, Recipe
+from forerank.training.recipe import Recipe
 
 
 def build_optimiser(
@@ -21,7 +21,7 @@ def build_optimiser(
     >>> [group["peak_lr"] for group in build_optimiser(Recipe(), [], [weight], []).param_groups]
     [1e-05]
     """
-    o: Optimiser = recipe.optimiser
+    o = recipe.optimiser
     rates = {
         "backbone": (list(backbone), o.lr, o.weight_decay),
         "head": (list(head), o.lr if o.head_lr is None else o.head_lr, o.weight_decay),

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from forerank.console import progress_bar
 from forerank.errors import ForerankError
 
 # A process that waits this long for another one takes it for dead. Long enough for rank 0 to write a
@@ -91,6 +93,16 @@ def readable_loss_of_processes() -> Iterator[None]:
                 "the last checkpoint is intact and the same command resumes from it"
             ) from error
         raise
+
+
+@contextmanager
+def bar(title: str, total: int, processes: Processes) -> Iterator[Any]:
+    """A progress bar of the first process; the others advance silently."""
+    if not processes.first:
+        yield lambda steps=1, note="": None
+        return
+    with progress_bar(title, total) as advance:
+        yield advance
 
 
 def average_gradients(parameters: Iterable[Tensor], processes: Processes) -> None:

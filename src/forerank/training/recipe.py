@@ -21,140 +21,25 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from forerank.errors import InputError, nearest, unknown
-
-
-def _value(default: Any, about: str) -> Any:
-    """A field with its default and the sentence that `forerank recipe show` prints beside it."""
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata={"about": about})
-    return field(default=default, metadata={"about": about})
-
-
-@dataclass(frozen=True)
-class Data:
-    """Which images, and how they are cut into training, validation and test classes."""
-
-    source: str = _value("glyphs", "a data set's name, a folder (one sub-folder a class) or a .csv table")
-    root: str | None = _value(None, "where the images of a named data set lie")
-    validation: float = _value(
-        0.2, "share of the training classes held out to choose the checkpoint; 0: none"
-    )
-    test: float = _value(0.3, "share of all classes held out for the test, if the data brings no test part")
-    crop: Literal["paper", "official"] = _value(
-        "paper", "training view: random crop of 224 from 256, or the authors' RandomResizedCrop"
-    )
-    on_bad: Literal["refuse", "skip"] = _value("refuse", "an unreadable image ends the run, or is left out")
-    merge_classes: int = _value(0, "robustness study: merge every so many training classes into one; 0: off")
-    noisy_labels: float = _value(0.0, "robustness study: share of training labels made wrong")
-    workers: int | None = _value(None, "image loading processes; null: chosen by the machine")
-
-
-@dataclass(frozen=True)
-class Model:
-    """Image batch -> unit vectors."""
-
-    backbone: str = _value("efficientnet-lite0", "see: forerank models list")
-    embedding_dim: int | None = _value(
-        512, "length of an embedding; null: the backbone's features as they are"
-    )
-    pooling: Literal["average", "gem"] = _value("average", "how the feature map becomes one vector")
-    layer_norm: bool = _value(False, "layer norm before the linear embedding")
-    pretrained: bool = _value(True, "start from the backbone's published weights")
-    freeze_batch_norm: bool = _value(True, "keep batch-norm statistics as they are")
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What is minimised."""
-
-    name: str = _value("PNP-Dq", "see: forerank losses; or pml:NAME for a loss of pytorch-metric-learning")
-    memory: int = _value(0, "embeddings of past batches kept as further references (memory bank); 0: none")
-    options: dict[str, Any] = _value({}, "arguments of the loss, such as {alpha: 4}")  # noqa: RUF009
-
-
-@dataclass(frozen=True)
-class Batch:
-    """How images come together in one step."""
-
-    batch_size: int | None = _value(
-        None, "images in a step, all processes together; null: fitted to the classes"
-    )
-    images_per_class: int = _value(4, "|P|: images of each class in a batch")
-    micro_batch: int | None = _value(
-        None, "images in memory at once (gradient caching); null: the whole batch"
-    )
-    sampling: Literal["distinct", "official"] = _value(
-        "distinct", "classes of a batch distinct, or drawn with replacement as the authors do"
-    )
-    super_categories: int | None = _value(
-        None, "draw each batch from so many super categories; null: from all"
-    )
-    hold_mb: int = _value(
-        1024, "with micro_batch: images of a step are read again rather than held above this"
-    )
-
-
-@dataclass(frozen=True)
-class Optimiser:
-    """How weights move."""
-
-    algorithm: Literal["adam", "adamw", "sgd"] = _value("adam", "")
-    lr: float = _value(1e-5, "learning rate of the backbone, and of the head unless head_lr is given")
-    head_lr: float | None = _value(None, "learning rate of the embedding layer; null: lr")
-    loss_lr: float | None = _value(None, "learning rate of the loss's own parameters; null: 100 x lr")
-    weight_decay: float = _value(4e-4, "")
-    clip: float | None = _value(None, "largest norm of the gradient; null: no clipping")
-    head_warmup: int = _value(0, "steps in which only the new head learns")
-    ema: float | None = _value(
-        None, "decay of a running mean of the weights, which is then the model; null: off"
-    )
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long, and how the learning rate changes."""
-
-    kind: Literal["constant", "steps", "cosine"] = _value("constant", "steps: lr x gamma at each milestone")
-    epochs: int = _value(100, "length of the run, if steps is null")
-    steps: int | None = _value(None, "length of the run in steps")
-    warmup_steps: int = _value(0, "steps in which the learning rate rises from zero")
-    milestones: tuple[int, ...] = _value((120, 220, 250, 280), "epochs at which kind=steps lowers the rate")
-    gamma: float = _value(0.3, "factor of kind=steps")
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """When to look, at what, and when to stop."""
-
-    every: int | None = _value(None, "steps between validations; null: once an epoch")
-    patience: int | None = _value(10, "validations without a better recall before stopping; null: never")
-    choose_on: Literal["validation", "test"] = _value(
-        "validation", "part that chooses the checkpoint; test is what the authors did, and the report says so"
-    )
-    ks: tuple[int, ...] = _value((1, 10, 100, 1000), "k of the recalls at the end")
-    nmi: bool = _value(True, "cluster the test embeddings at the end")
-    report: bool = _value(
-        True, "measure the untrained model on the test part too, write report.html; false for many short runs"
-    )
-    embed_batch: int = _value(64, "images embedded at once when measuring")
+from forerank.training.sections import Batch, Data, Evaluation, Loss, Model, Optimiser, Schedule, setting
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Every value of a run."""
 
-    name: str = _value("run", "names the run folder")
-    variant: str | None = _value(None, "which variant of the recipe file was taken")
-    seed: int = _value(0, "all randomness follows from it")
-    mode: Literal["auto", "head", "full"] = _value(
+    name: str = setting("run", "names the run folder")
+    variant: str | None = setting(None, "which variant of the recipe file was taken")
+    seed: int = setting(0, "all randomness follows from it")
+    mode: Literal["auto", "head", "full"] = setting(
         "auto",
         "head: a new head on cached features of the frozen backbone; full: all weights; auto: by the machine",
     )
-    device: str = _value("auto", "cpu, cuda, cuda:1, mps")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = _value(
+    device: str = setting("auto", "cpu, cuda, cuda:1, mps")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
         "auto", "of the model; the loss is always in fp32"
     )
-    save_every: int | None = _value(None, "steps between checkpoints; null: at each validation")
+    save_every: int | None = setting(None, "steps between checkpoints; null: at each validation")
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     loss: Loss = field(default_factory=Loss)

@@ -65,7 +65,7 @@ def begin_again(run: Path) -> None:
         shutil.rmtree(run)
 
 
-def claim_run(run: Path, recipe: Recipe, processes: Processes) -> None:
+def claim_run(run: Path, recipe: Recipe) -> None:
     """Make the run folder this recipe's own, or refuse if it is another's."""
     if is_run(run) and any((run / link).exists() for link in (LAST, BEST)):
         other = differences(load_recipe(run / RECIPE), recipe)
@@ -78,7 +78,7 @@ def claim_run(run: Path, recipe: Recipe, processes: Processes) -> None:
             )
     elif run.exists() and not is_run(run) and (not run.is_dir() or any(run.iterdir())):
         raise InputError(f"{run} is not empty and not a run folder: give another --run")
-    elif processes.first:
+    else:
         run.mkdir(parents=True, exist_ok=True)
         fresh = run / f".{RECIPE}.new"
         fresh.write_text(recipe_text(recipe), encoding="utf-8")
@@ -102,10 +102,13 @@ class Record:
 
     def __init__(self, run: Path, processes: Processes, step: int, validated: int) -> None:
         """Take up the record at `step`: rows of steps that will be done again are dropped."""
-        self.history = [
-            row for row in read_history(run)
-            if row["step"] < step or (row["step"] == step and ("validation" not in row or validated == step))
-        ]  # fmt: skip
+
+        def stays(row: Mapping[str, Any]) -> bool:
+            if "test" in row:  # written at the very end, and again when the end is done again
+                return False
+            return bool(row["step"] < step or (row["step"] == step and ("loss" in row or validated == step)))
+
+        self.history = [row for row in read_history(run) if stays(row)]
         self._file, self._board = None, None
         if not processes.first:
             return

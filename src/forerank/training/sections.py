@@ -1,0 +1,120 @@
+"""The sections of a recipe: each value with its default and what it means."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def setting(default: Any, about: str) -> Any:
+    """A field with its default and the sentence that `forerank recipe show` prints beside it."""
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata={"about": about})
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which images, and how they are cut into training, validation and test classes."""
+
+    source: str = setting("glyphs", "a data set's name, a folder (one sub-folder a class) or a .csv table")
+    root: str | None = setting(None, "where the images of a named data set lie")
+    validation: float = setting(
+        0.2, "share of the training classes held out to choose the checkpoint; 0: none"
+    )
+    test: float = setting(0.3, "share of all classes held out for the test, if the data brings no test part")
+    crop: Literal["paper", "official"] = setting(
+        "paper", "training view: random crop of 224 from 256, or the authors' RandomResizedCrop"
+    )
+    on_bad: Literal["refuse", "skip"] = setting("refuse", "an unreadable image ends the run, or is left out")
+    merge_classes: int = setting(0, "robustness study: merge every so many training classes into one; 0: off")
+    noisy_labels: float = setting(0.0, "robustness study: share of training labels made wrong")
+    workers: int | None = setting(None, "image loading processes; null: chosen by the machine")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Image batch -> unit vectors."""
+
+    backbone: str = setting("efficientnet-lite0", "see: forerank models list")
+    embedding_dim: int | None = setting(
+        512, "length of an embedding; null: the backbone's features as they are"
+    )
+    pooling: Literal["average", "gem"] = setting("average", "how the feature map becomes one vector")
+    layer_norm: bool = setting(False, "layer norm before the linear embedding")
+    pretrained: bool = setting(True, "start from the backbone's published weights")
+    freeze_batch_norm: bool = setting(True, "keep batch-norm statistics as they are")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is minimised."""
+
+    name: str = setting("PNP-Dq", "see: forerank losses; or pml:NAME for a loss of pytorch-metric-learning")
+    memory: int = setting(0, "embeddings of past batches kept as further references (memory bank); 0: none")
+    options: dict[str, Any] = setting({}, "arguments of the loss, such as {alpha: 4}")  # noqa: RUF009
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How images come together in one step."""
+
+    batch_size: int | None = setting(
+        None, "images in a step, all processes together; null: fitted to the classes"
+    )
+    images_per_class: int = setting(4, "|P|: images of each class in a batch")
+    micro_batch: int | None = setting(
+        None, "images in memory at once (gradient caching); null: the whole batch"
+    )
+    sampling: Literal["distinct", "official"] = setting(
+        "distinct", "classes of a batch distinct, or drawn with replacement as the authors do"
+    )
+    super_categories: int | None = setting(
+        None, "draw each batch from so many super categories; null: from all"
+    )
+    hold_mb: int = setting(
+        1024, "with micro_batch: images of a step are read again rather than held above this"
+    )
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """How weights move."""
+
+    algorithm: Literal["adam", "adamw", "sgd"] = setting("adam", "")
+    lr: float = setting(1e-5, "learning rate of the backbone, and of the head unless head_lr is given")
+    head_lr: float | None = setting(None, "learning rate of the embedding layer; null: lr")
+    loss_lr: float | None = setting(None, "learning rate of the loss's own parameters; null: 100 x lr")
+    weight_decay: float = setting(4e-4, "")
+    clip: float | None = setting(None, "largest norm of the gradient; null: no clipping")
+    head_warmup: int = setting(0, "steps in which only the new head learns")
+    ema: float | None = setting(
+        None, "decay of a running mean of the weights, which is then the model; null: off"
+    )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long, and how the learning rate changes."""
+
+    kind: Literal["constant", "steps", "cosine"] = setting("constant", "steps: lr x gamma at each milestone")
+    epochs: int = setting(100, "length of the run, if steps is null")
+    steps: int | None = setting(None, "length of the run in steps")
+    warmup_steps: int = setting(0, "steps in which the learning rate rises from zero")
+    milestones: tuple[int, ...] = setting((120, 220, 250, 280), "epochs at which kind=steps lowers the rate")
+    gamma: float = setting(0.3, "factor of kind=steps")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When to look, at what, and when to stop."""
+
+    every: int | None = setting(None, "steps between validations; null: once an epoch")
+    patience: int | None = setting(10, "validations without a better recall before stopping; null: never")
+    choose_on: Literal["validation", "test"] = setting(
+        "validation", "part that chooses the checkpoint; test is what the authors did, and the report says so"
+    )
+    ks: tuple[int, ...] = setting((1, 10, 100, 1000), "k of the recalls at the end")
+    nmi: bool = setting(True, "cluster the test embeddings at the end")
+    report: bool = setting(
+        True, "measure the untrained model on the test part too, write report.html; false for many short runs"
+    )
+    embed_batch: int = setting(64, "images embedded at once when measuring")
