@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forerank.data.glyphs import PREPROCESSING as GLYPH_PREPROCESSING
 from forerank.data.preprocessing import Preprocessing
 from forerank.errors import InputError, unknown
 from forerank.models.efficientnet_lite import (
@@ -43,8 +44,7 @@ class Backbone:
 
 def _glyphnet(name: str, pretrained: bool) -> Backbone:
     # Nothing to download: it is trained from nothing in a minute, so `pretrained` has no meaning here.
-    grey = Preprocessing(size=32, resize=32, mean=(0.5,), std=(0.5,), channels=1, squash=True, flip=0.0)
-    return Backbone(GlyphNet(), GlyphNet.channels, grey)
+    return Backbone(GlyphNet(), GlyphNet.channels, GLYPH_PREPROCESSING)
 
 
 def _efficientnet_lite(name: str, pretrained: bool) -> Backbone:

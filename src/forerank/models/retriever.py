@@ -75,10 +75,12 @@ class Retriever:
             images = [images]
         vectors = np.full((len(images), self.dim), np.nan, dtype=np.float32)
         with progress_bar("embedding", len(images) if progress else None) as advance:
-            for rows, batch in self._batches(images, on_bad):
-                if batch:
-                    vectors[rows] = self._forward(torch.stack(batch))
-                advance(self.batch_size)
+            for start, views in self._batches(images, on_bad):
+                good = [i for i, view in enumerate(views) if view is not None]
+                if good:
+                    rows = [start + i for i in good]
+                    vectors[rows] = self._forward(torch.stack([view for view in views if view is not None]))
+                advance(len(views))
         return vectors
 
     def _forward(self, images: Tensor) -> NDArray[np.float32]:
@@ -98,8 +100,8 @@ class Retriever:
 
     def _batches(
         self, images: Sequence[ImageSource], on_bad: str
-    ) -> Iterator[tuple[list[int], list[Tensor]]]:
-        """(rows, views) of batch after batch; threads decode the next ones while the network works."""
+    ) -> Iterator[tuple[int, list[Tensor | None]]]:
+        """(first row, views) of batch after batch; threads decode the next ones while the network works."""
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             sources = iter(images)
             waiting: list[Future[Tensor | None]] = []
@@ -111,10 +113,8 @@ class Retriever:
                     if not waiting:
                         return
                     ready, waiting = waiting[: self.batch_size], waiting[self.batch_size :]
-                    views = [future.result() for future in ready]
-                    rows = [start + i for i, view in enumerate(views) if view is not None]
+                    yield start, [future.result() for future in ready]
                     start += len(ready)
-                    yield rows, [view for view in views if view is not None]
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 

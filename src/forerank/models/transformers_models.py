@@ -6,6 +6,7 @@ features of their image tower (the text tower is dropped).
 
 import contextlib
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from forerank.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from forerank.errors import InputError, MissingExtraError, require
+from forerank.errors import ForerankWarning, InputError, MissingExtraError, require
 from forerank.models.backbones import Backbone
 from forerank.models.hub import hub_file
 from forerank.models.torchvision_import import import_torchvision
@@ -47,52 +48,61 @@ def hf_backbone(
     transformers = require("transformers")
     with contextlib.suppress(MissingExtraError):
         import_torchvision()  # some image models import it, and a CUDA build beside CPU torch breaks them
-    folder = Path(name).expanduser()
-    local = folder.is_dir()
-    files: dict[str, Path | None] = {}
-    if architecture is None:
-        advice = (
-            f"fetch config.json, preprocessor_config.json and model.safetensors of {name} and use hf:FOLDER"
-        )
-        files["config.json"] = folder / "config.json" if local else hub_file(name, ("config.json",), advice)
-        if pretrained and not local:
-            hub_file(name, ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"), advice)
-        config_values = _read_json(files["config.json"])
-        pictures = _preprocessing(_picture_config(name, folder if local else None), config_values)
-    else:
-        config_values = dict(architecture["config"])
-        pictures = Preprocessing()  # the saved model carries its own
-    config = _config(transformers, config_values, name)
+    folder = None if architecture else _folder(name, pretrained)
+    values = _read_json(folder / "config.json") if folder else dict((architecture or {})["config"])
+    config = _config(transformers, values, name)
     # A ViT's pooling layer is usually not in its weights: take the class token instead.
     extra = {"add_pooling_layer": False} if config.model_type in ("vit", "deit", "beit") else {}
     try:
-        if pretrained and architecture is None:
-            model = transformers.AutoModel.from_pretrained(str(folder) if local else name, **extra)
+        if pretrained and folder:
+            model = transformers.AutoModel.from_pretrained(str(folder), local_files_only=True, **extra)
         else:
             model = transformers.AutoModel.from_config(config, **extra)
     except Exception as error:
         raise InputError(f"hf:{name} cannot be built: {str(error).splitlines()[0]}") from error
-    model = getattr(model, "vision_model", model)
+    model = getattr(model, "vision_model", model).float()  # some weights are stored in half precision
+    # A saved model carries its own preprocessing, which replaces this one.
+    pictures = _preprocessing(_picture_config(folder, name), values) if folder else Preprocessing()
     channels = _channels(model.config)
-    return Backbone(HuggingFaceNetwork(model, own_pooling), channels, pictures, {"config": config_values})
+    return Backbone(HuggingFaceNetwork(model, own_pooling), channels, pictures, {"config": values})
 
 
-def _read_json(file: Path | None) -> dict[str, Any]:
+def _folder(name: str, pretrained: bool) -> Path:
+    """The folder on this disk with the files of `hf:NAME`, fetched first if need be."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    advice = f"fetch config.json, preprocessor_config.json and model.safetensors of {name} and use hf:FOLDER"
+    folder = hub_file(name, ("config.json",), advice).parent
+    if pretrained:
+        sharded = "model.safetensors.index.json"
+        found = hub_file(name, ("model.safetensors", "pytorch_model.bin", sharded), advice)
+        if found.name == sharded:
+            return Path(require("huggingface_hub").snapshot_download(name))
+    with contextlib.suppress(InputError):  # not every repository has one; _picture_config says so
+        hub_file(name, ("preprocessor_config.json",), advice)
+    return folder
+
+
+def _read_json(file: Path) -> dict[str, Any]:
     try:
-        values: dict[str, Any] = json.loads(file.read_text()) if file else {}
+        values: dict[str, Any] = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read: {error}") from error
     return values
 
 
-def _picture_config(name: str, folder: Path | None) -> dict[str, Any]:
-    if folder is not None:
-        file = folder / "preprocessor_config.json"
-        return _read_json(file) if file.is_file() else {}
-    try:
-        return _read_json(hub_file(name, ("preprocessor_config.json",), "fetch it by hand"))
-    except InputError:
-        return {}
+def _picture_config(folder: Path, name: str) -> dict[str, Any]:
+    file = folder / "preprocessor_config.json"
+    if file.is_file():
+        return _read_json(file)
+    warnings.warn(
+        f"hf:{name} has no preprocessor_config.json: its pictures are normalised as for ImageNet, which may "
+        "be wrong for it",
+        ForerankWarning,
+        stacklevel=2,
+    )
+    return {}
 
 
 def _config(transformers: Any, values: Mapping[str, Any], name: str) -> Any:
