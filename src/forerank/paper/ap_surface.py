@@ -31,11 +31,11 @@ def draw(drawing: "Figure", largest: float = 10.0) -> None:
     loss = ap_term(positives, negatives)
 
     surface = drawing.add_subplot(1, 2, 1, projection="3d")
-    surface.plot_surface(positives, negatives, loss, cmap="viridis", rcount=40, ccount=40, linewidth=0)  # type: ignore[attr-defined]
-    surface.view_init(elev=24, azim=-128)  # type: ignore[attr-defined]
+    surface.plot_surface(positives, negatives, loss, cmap="viridis", rcount=40, ccount=40, linewidth=0)
+    surface.view_init(elev=24, azim=-128)
     surface.set(xlabel="$R(i, S_P)$", ylabel="$R(i, S_N)$", title="$L_{AP}$ of one positive")
-    surface.set_zlabel("$L_{AP}$")  # type: ignore[attr-defined]
-    surface.set_box_aspect(None, zoom=0.88)  # type: ignore[attr-defined, call-arg]
+    surface.set_zlabel("$L_{AP}$")
+    surface.set_box_aspect(None, zoom=0.88)
 
     above = drawing.add_subplot(1, 2, 2)
     filled = above.contourf(positives, negatives, loss, levels=np.linspace(0, 0.95, 20), cmap="viridis")
@@ -46,7 +46,7 @@ def draw(drawing: "Figure", largest: float = 10.0) -> None:
         path = np.stack([radius * np.cos(angle) - 1, radius * np.sin(angle)])
         path = path[:, (path[0] >= 0) & (path[0] <= largest)]
         above.plot(*path, color="white", linewidth=1.4)
-        tip, before = path[:, -1], path[:, -3]
+        tip, before = tuple(path[:, -1]), tuple(path[:, -3])
         above.annotate("", tip, before, arrowprops={"arrowstyle": "-|>", "color": "white"})
     above.axhline(0, color="#e8871e", linewidth=5, clip_on=False, zorder=5)
     above.text(

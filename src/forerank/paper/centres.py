@@ -21,7 +21,7 @@ BLUE, YELLOW = "#0b3c8c", "#e5b019"
 
 
 def clusters(seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Unit vectors (36, 3) near the pole of the sphere and their classes: b1, b2 (class 0), y between (class 1)."""
+    """Unit vectors (36, 3) near a pole and their classes: b1, b2 (class 0), y between (class 1)."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.tensor([[-0.42, -0.12], [0.42, -0.12], [0.0, 0.1]])
     flat = centres.repeat_interleave(POINTS, 0) + 0.055 * torch.randn(3 * POINTS, 2, generator=generator)
@@ -30,7 +30,7 @@ def clusters(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def descend(variant: str, steps: int = STEPS) -> Tensor:
-    """(steps + 1, 36, 3) where the points themselves go when nothing but the loss moves them (Adam, lr 0.005)."""
+    """(steps + 1, 36, 3) where the points go when nothing but the loss moves them (Adam, lr 0.005)."""
     from forerank.losses import PNPLoss
 
     points, classes = clusters()
@@ -78,8 +78,10 @@ def _draw_descent(axis: "Axes", variant: str) -> None:
         for i in torch.nonzero(classes == c)[:, 0].tolist():
             axis.plot(path[:, i, 0], path[:, i, 1], color=colour, alpha=0.25, linewidth=0.8)
         mine = classes == c
-        axis.scatter(*path[0, mine, :2].T, s=16, facecolors="none", edgecolors=colour, linewidths=0.8)
-        axis.scatter(*path[-1, mine, :2].T, s=18, color=colour, zorder=3)
+        axis.scatter(
+            path[0, mine, 0], path[0, mine, 1], s=16, facecolors="none", edgecolors=colour, linewidths=0.8
+        )
+        axis.scatter(path[-1, mine, 0], path[-1, mine, 1], s=18, color=colour, zorder=3)
     for name, (x, y) in {"$b_1$": (-0.42, 0.1), "$b_2$": (0.42, 0.1), "$y$": (0.17, 0.2)}.items():
         axis.text(x, y, name, ha="center", fontsize=13)
     axis.set_title(

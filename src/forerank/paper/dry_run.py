@@ -128,17 +128,20 @@ def describe(
         f"data      {found.data}",
         f"runs      {len(plan)}, of which {len(plan) - len(left)} are there and {len(left)} to do",
         f"steps     {found.steps(first.recipe):,} of {first.recipe.batch.batch_size} images each",
-        f"memory    {needed / gib:.1f} GiB a process for {first.recipe.batch.batch_size} images over {processes} "
+        f"memory    {needed / gib:.1f} GiB a process for {first.recipe.batch.batch_size} images over "
+        f"{processes} "
         f"processes ({found.activation_bytes / 2**20:.0f} MiB an image, measured); "
         f"{found.available_bytes / gib:.1f} GiB on this {found.device}"
         + ("" if fits else f"; too much: add batch.micro_batch={found.fitting_micro_batch(processes)}"),
-        f"time      about {_duration(seconds)} here ({1 / found.seconds_an_image:.0f} images/s both ways, measured "
+        f"time      about {_duration(seconds)} here ({1 / found.seconds_an_image:.0f} images/s both ways, "
+        "measured "
         f"on this {found.device}; {side_by_side} runs at once, {processes} processes each)",
     ]
     if found.device == "cpu" and not study.setting.quick:
         total = sum(found.steps(run.recipe) * (run.recipe.batch.batch_size or 112) for run in left)
         lines.append(
-            f"          {total / 1e6:.0f} million images to train on: at 400 images/s, {_duration(total / 400)}; "
+            f"          {total / 1e6:.0f} million images to train on: at 400 images/s, "
+            f"{_duration(total / 400)}; "
             f"on eight such GPUs {_duration(total / 3200)}"
         )
     recipe = Path(f"{first.key}.yaml")

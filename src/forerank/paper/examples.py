@@ -1,4 +1,4 @@
-"""Figure: retrieval examples, each query with what is found for it, framed green where right and red where not."""
+"""Figure: retrieval examples; each query with what is found for it, framed green if right and red if not."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +57,8 @@ def notes(study: Study) -> tuple[str, ...]:
     """How the queries were chosen."""
     places = ", ".join(f"{place:.0%}" for place in PLACES)
     return (
-        f"Test images of {study.on} under Dq, seed 0. The queries were not picked: sorted by average precision, they "
+        f"Test images of {study.on} under Dq, seed 0. The queries were not picked: sorted by average "
+        "precision, they "
         f"stand at {places} from the worst.",
     )
 
@@ -85,7 +86,7 @@ def draw(drawing: "Figure", examples: Examples) -> None:
 def draw_ranking(
     run: Path, query: int, out: Path, *, variant: str = "Dq", shown: int = 12
 ) -> tuple[Ranking, list[Path]]:
-    """The ranked list of one test query of any run with each negative's penalty, as `out`.png and `out`.svg."""
+    """The ranked list of a test query of any run with each negative's penalty, as `out`.png and .svg."""
     from forerank.report.penalties import derivative
 
     vectors, table = embed_test(run)

@@ -52,7 +52,7 @@ def make(name: str, study: Study) -> Product:
 
 
 def made(name: str, study: Study) -> dict[str, Any] | None:
-    """What was remembered of an experiment: title, reference, HTML and Markdown of tables, figure, notes, seconds."""
+    """What was remembered of an experiment: title, reference, tables as HTML, figure, notes, seconds."""
     path = study.folder / "made" / f"{name}.json"
     if not path.is_file():
         return None
@@ -64,28 +64,34 @@ _FORMULAS: dict[str, tuple[tuple[float, float], Callable[["Figure"], None], str]
     "ap-surface": (
         (10, 4.2),
         ap_surface.draw,
-        "The loss of one positive is zero only on the line R(i, S_N) = 0, whatever R(i, S_P) is. Going down the "
-        "gradient, a positive moves on a circle round (-1, 0): part of every step goes into having more positives "
+        "The loss of one positive is zero only on the line R(i, S_N) = 0, whatever R(i, S_P) is. Going down "
+        "the "
+        "gradient, a positive moves on a circle round (-1, 0): part of every step goes into having more "
+        "positives "
         "before it, which by itself changes nothing.",
     ),
     "penalties": (
         (9, 8.4),
         penalties.draw,
-        "Every positive charges f'(R) to each negative before it; a negative pays the sum. Under O each arrow is "
+        "Every positive charges f'(R) to each negative before it; a negative pays the sum. Under O each "
+        "arrow is "
         "alike; Ib charges most for the last positive, Dq almost nothing for it. For a ranking of your own: "
         "forerank paper ranking RUN --query N.",
     ),
     "loss-variants": (
         (13, 4.8),
         loss_curves.draw_variants,
-        "The paper prints log(1+R) as the derivative of Iu; the loss it prints, and its code, have 1 + log(1+R). "
+        "The paper prints log(1+R) as the derivative of Iu; the loss it prints, and its code, have 1 + "
+        "log(1+R). "
         "Both are drawn; the printed derivative is the loss Iu_exact here.",
     ),
     "centres": (
         (12, 3.9),
         centres.draw,
-        "Not a sketch: 36 unit vectors on the sphere, seen from above, moved by nothing but the real loss; hollow "
-        "where they start, full where they end. The temperature is 0.05 here: at the usual 0.01 no variant pulls on "
+        "Not a sketch: 36 unit vectors on the sphere, seen from above, moved by nothing but the real loss; "
+        "hollow "
+        "where they start, full where they end. The temperature is 0.05 here: at the usual 0.01 no variant "
+        "pulls on "
         "a centre this far away, because the sigmoid has no slope there.",
     ),
     "ap-gradients": (

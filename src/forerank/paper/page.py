@@ -1,7 +1,6 @@
-"""One HTML page for everything that was made: tables, figures, claims. It needs no other file and no network."""
+"""One HTML page for all that was made: tables, figures, claims. It needs no other file and no network."""
 
 import base64
-import os
 from html import escape
 from importlib.resources import files as resources
 from pathlib import Path
@@ -15,24 +14,33 @@ from forerank.paper.study import Study
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
-figure.drawn { margin: 1rem 0 0; background: #fff; border: 1px solid var(--rule); border-radius: 14px; padding: 1rem; }
+figure.drawn {
+  margin: 1rem 0 0; padding: 1rem; background: #fff; border: 1px solid var(--rule); border-radius: 14px;
+}
 figure.drawn img { display: block; width: 100%; height: auto; max-width: 60rem; margin: 0 auto; }
 figure.drawn img.small { max-width: 34rem; }
 section .scroll { margin-top: 1rem; }
 section .scroll ~ p, .said p { color: var(--soft); font-size: .93rem; max-width: 60rem; }
 tr:has(th:empty) th, tr:has(th:empty) td { border-top: 0; }
 tbody tr:has(+ tr > th:empty) th, tbody tr:has(+ tr > th:empty) td { border-bottom-color: transparent; }
-td:nth-child(2) { color: var(--soft); }
+table:has(thead th:nth-child(2):empty) td:nth-child(2) { color: var(--soft); text-align: left; }
 caption { font-weight: 500; white-space: normal; max-width: 60rem; }
-.verdict { border-radius: 99px; padding: .1rem .7rem; font-size: .88rem; font-weight: 600; white-space: nowrap; }
-.verdict.holds { background: var(--good-soft); color: var(--good); }
+.verdict { border-radius: 99px; padding: .1rem .7rem; font-size: .88rem; font-weight: 600; white-space:
+nowrap; } .verdict.holds { background: var(--good-soft); color: var(--good); }
 .verdict.fails { background: var(--bad-soft); color: var(--bad); }
 .verdict.open { background: var(--accent-soft); color: var(--ink); }
 .claims td, .claims th { white-space: normal; text-align: left; vertical-align: top; }
+.claims .soft { font-weight: 400; font-size: .9rem; }
 .claims details { color: var(--soft); font-size: .9rem; } .claims li { margin: .15rem 0; }
 .made { color: var(--soft); font-size: .88rem; }
 """
-_KINDS = {claims.HOLDS: "holds", claims.FAILS: "fails", claims.OPEN: "open", claims.ABSENT: "open"}
+_KINDS = {
+    claims.HOLDS: "holds",
+    claims.FAILS: "fails",
+    claims.OPEN: "open",
+    claims.ABSENT: "open",
+    claims.PENDING: "open",
+}
 _NARROW = {"sweep-b", "sweep-p"}
 
 
@@ -69,7 +77,7 @@ def write(study: Study) -> Path:
     path = study.folder / "index.html"
     fresh = path.with_name(".index.html.new")
     fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)
+    fresh.replace(path)
     return path
 
 
@@ -85,19 +93,30 @@ def _claims(study: Study) -> str:
     found = claims.verdicts(study)
     counts = {word: sum(v.word == word for v in found) for word in (claims.HOLDS, claims.FAILS, claims.OPEN)}
     rows = "".join(
-        f'<tr><th scope="row">{escape(v.said)}<details><summary>numbers</summary><ul>'
-        f"{''.join(f'<li>{escape(text)}</li>' for text in v.evidence)}</ul></details></th>"
-        f'<td>{escape(v.where)}</td><td><span class="verdict {_KINDS[v.word]}">{escape(v.word)}</span></td></tr>'
+        f'<tr><th scope="row">{escape(v.said)}{_evidence(v.evidence)}</th>'
+        f"<td>{escape(v.where)}</td>"
+        f'<td><span class="verdict {_KINDS[v.word]}">{escape(v.word)}</span></td></tr>'
         for v in found
     )
     told = ", ".join(f"{count} {word}" for word, count in counts.items())
     return (
         '<section id="claims"><h2>The paper\'s claims, tested</h2>'
-        f'<p class="under">{escape(told)}. A claim holds if every comparison has the claimed sign and its 95% interval '
-        "over paired seeds leaves zero out; it does not hold if an interval lies wholly on the other side.</p>"
-        '<div class="card scroll"><table class="claims"><thead><tr><th>claim</th><th>in the paper</th><th>verdict</th></tr>'
+        f'<p class="under">{escape(told)}. A claim holds if each comparison has the claimed sign and its 95% '
+        "interval "
+        "over paired seeds leaves zero out; it does not hold if an interval lies wholly on the other "
+        "side.</p>"
+        '<div class="card scroll"><table class="claims"><thead><tr><th>claim</th><th>in the paper</th>'
+        "<th>verdict</th></tr>"
         f"</thead><tbody>{rows}</tbody></table></div></section>"
     )
+
+
+def _evidence(lines: tuple[str, ...]) -> str:
+    """One line is shown, several fold away."""
+    if len(lines) == 1:
+        return f'<div class="soft">{escape(lines[0])}</div>'
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<details><summary>{len(lines)} comparisons</summary><ul>{items}</ul></details>"
 
 
 def _section(name: str, values: dict[str, Any], study: Study) -> str:
@@ -119,7 +138,7 @@ def _section(name: str, values: dict[str, Any], study: Study) -> str:
     )
     return (
         f'<section id="{name}"><h2>{escape(values["title"])}</h2>'
-        f'<p class="made">{escape(values["reference"])}. {rests}made in {values["seconds"]:.0f} s by: '
+        f'<p class="made">{escape(values["reference"])}. {rests}Made in {values["seconds"]:.0f} s by: '
         f"<code>forerank paper run {name} --on {escape(study.on)} --seeds {study.seeds}</code></p>"
         f'{drawn}{"".join(values["tables"])}<div class="said">{said}</div></section>'
     )

@@ -10,6 +10,7 @@ from forerank.report.penalties import derivative, positive_charges, ranking_pena
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.patches import FancyBboxPatch
 
 POSITIVE, NEGATIVE = "#2a9d63", "#d1495b"
 # The ranked list that is drawn: + a positive, - a negative, nearest first.
@@ -19,8 +20,8 @@ EXAMPLE = "-++-+--+"
 def draw(drawing: "Figure", ranking: str = EXAMPLE, variants: Sequence[str] = ("O", "Ib", "Dq")) -> None:
     """A row a variant: the list with an arrow from every positive to every negative before it.
 
-    The width of an arrow is f'(R) of the positive it comes from; the number under a negative is the sum of its
-    arrows. Widths are relative to the widest arrow of the row.
+    The width of an arrow is f'(R) of the positive it comes from; the number under a negative is the sum of
+    its arrows. Widths are relative to the widest arrow of the row.
     """
     positive = np.array([mark == "+" for mark in ranking])
     similarity = -np.arange(len(ranking), dtype=np.float64)
@@ -61,7 +62,7 @@ def draw(drawing: "Figure", ranking: str = EXAMPLE, variants: Sequence[str] = ("
         axis.axis("off")
 
 
-def _square(place: float, colour: str):  # type: ignore[no-untyped-def]
+def _square(place: float, colour: str) -> "FancyBboxPatch":
     from matplotlib.patches import FancyBboxPatch
 
     return FancyBboxPatch(

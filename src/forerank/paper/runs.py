@@ -1,4 +1,4 @@
-"""Carry out a plan: train what is not there yet, side by side where runs are small, and keep what they measured."""
+"""Carry out a plan: train what is not there yet, small runs side by side, and keep what they measured."""
 
 import json
 import multiprocessing
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -44,7 +44,8 @@ def carry_out(runs: Sequence[Run], *, side_by_side: int = 1, processes: int = 1)
     return time.perf_counter() - began
 
 
-def _results(left: Sequence[Run], side_by_side: int, processes: int):  # type: ignore[no-untyped-def]
+def _results(left: Sequence[Run], side_by_side: int, processes: int) -> Iterator[tuple[Run, str]]:
+    """Each run as it ends, with "" or what went wrong."""
     if processes > 1:
         for run in left:
             yield run, train_with_torchrun(run, processes)
@@ -53,6 +54,9 @@ def _results(left: Sequence[Run], side_by_side: int, processes: int):  # type: i
         for run in left:
             yield run, _train(run)
         return
+    from forerank.training.prepare import open_parts
+
+    open_parts(left[0].recipe)  # what is wrong with the data is said once; data that is drawn, is drawn once
     threads = max(1, (os.cpu_count() or 1) // side_by_side)
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
@@ -96,7 +100,7 @@ def torchrun_command(run: Run, processes: int, recipe: Path) -> list[str]:
 
 def _train(run: Run) -> str:
     """Train one run here; "" or what went wrong."""
-    from forerank.training import train
+    from forerank.training.loop import train
 
     began = time.perf_counter()
     try:
@@ -132,7 +136,7 @@ def vehicle_tests(run: Run) -> dict[str, float]:
     from forerank.models import Retriever
 
     retriever = Retriever.load(run.folder)
-    found = {}
+    found: dict[str, float] = {}
     for size in TEST_LISTS:
         table = open_table("vehicle_id", run.recipe.data.root, test=size).select("test")
         measured = evaluate(

@@ -1,14 +1,15 @@
 """A study: one data set, some seeds, a folder; and the conditions of the paper as training runs in it.
 
-A condition says what is varied (method, batch, |P|, merged classes, wrong labels, options of the loss). Together
-with a seed it is a recipe, and a recipe's fingerprint names its run folder, so experiments that need the same
-condition share its runs and a finished run is never trained again.
+A condition says what is varied (method, batch, |P|, merged classes, wrong labels, options of the loss).
+Together with a seed it is a recipe, and a recipe's fingerprint names its run folder, so experiments that need
+the same condition share its runs and a finished run is never trained again.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ class Run:
         return self.folder.name
 
     def result(self) -> dict[str, Any] | None:
-        """What the ended run measured: "metrics", "seconds", "broke" (see `forerank.paper.runs`); None before."""
+        """What the ended run measured: "metrics", "seconds", "broke" (see `runs.conclude`); None before."""
         path = self.folder / RESULT
         if not path.is_file():
             return None
@@ -124,24 +125,7 @@ class Study:
 
     def recipe(self, condition: Condition, seed: int) -> Recipe:
         """The complete recipe of a condition and a seed."""
-        method = METHODS[condition.method]
-        values = [
-            f"seed={seed}",
-            f"batch.batch_size={condition.batch or self.setting.batch}",
-            f"batch.images_per_class={condition.images_per_class}",
-            f"data.merge_classes={condition.merged}",
-            f"data.noisy_labels={condition.noise}",
-            *self.setting.values,
-            # Clustering takes seconds, and only the tables of variants and the sweeps show it.
-            f"evaluation.nmi={str(not (condition.batch or condition.merged or condition.noise)).lower()}",
-            *method.values,
-            *(f"loss.options.{key}={value:g}" for key, value in condition.options),
-            *self.values,
-        ]
-        recipe = load_recipe(self.on, values)
-        if self.on in self.roots:
-            recipe = replace(recipe, data=replace(recipe.data, root=str(self.roots[self.on])))
-        return recipe
+        return _recipe(self.on, self.roots.get(self.on), self.values, condition, seed)
 
     def run(self, condition: Condition, seed: int) -> Run:
         recipe = self.recipe(condition, seed)
@@ -152,7 +136,7 @@ class Study:
         return Run(f"{condition}, seed {seed}", recipe, folder)
 
     def seeds_of(self, condition: Condition) -> range:
-        """The seeds a condition is trained with; where runs are many and small, other people's losses get one."""
+        """The seeds of a condition; where runs are many and small, other people's losses get one."""
         ours = not any("pml:" in value for value in METHODS[condition.method].values)
         return range(self.seeds if ours or not self.setting.quick else 1)
 
@@ -186,3 +170,25 @@ def fingerprint(recipe: Recipe) -> str:
     skipped = INCIDENTAL | {"name", "variant", "data.root"}
     values = {key: value for key, value in flatten(recipe).items() if key not in skipped}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+
+
+@cache
+def _recipe(on: str, root: str | None, values: tuple[str, ...], condition: Condition, seed: int) -> Recipe:
+    """Kept, because reading YAML is slow and tables, claims and the page ask for the same recipes."""
+    setting = SETTINGS[on]
+    clusters = not (condition.batch or condition.merged or condition.noise)
+    assignments = [
+        f"seed={seed}",
+        f"batch.batch_size={condition.batch or setting.batch}",
+        f"batch.images_per_class={condition.images_per_class}",
+        f"data.merge_classes={condition.merged}",
+        f"data.noisy_labels={condition.noise}",
+        *setting.values,
+        # Clustering takes seconds, and only the tables of variants and the sweeps show it.
+        f"evaluation.nmi={str(clusters).lower()}",
+        *METHODS[condition.method].values,
+        *(f"loss.options.{key}={value:g}" for key, value in condition.options),
+        *values,
+    ]
+    recipe = load_recipe(on, assignments)
+    return recipe if root is None else replace(recipe, data=replace(recipe.data, root=root))

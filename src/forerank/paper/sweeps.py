@@ -126,10 +126,10 @@ def largest_count(alpha: float, dtype: "torch.dtype", *, stable: bool, limit: fl
     import torch
 
     def is_number(count: float) -> bool:
-        R = torch.tensor(count, dtype=dtype, requires_grad=True)
-        term = -torch.expm1(-alpha * torch.log1p(R)) if stable else 1 - 1 / (1 + R) ** alpha
+        before = torch.tensor(count, dtype=dtype, requires_grad=True)
+        term = -torch.expm1(-alpha * torch.log1p(before)) if stable else 1 - 1 / (1 + before) ** alpha
         term.backward()  # type: ignore[no-untyped-call]
-        return R.grad is not None and bool(torch.isfinite(R.grad))
+        return before.grad is not None and bool(torch.isfinite(before.grad))
 
     limit = min(limit, float(torch.finfo(dtype).max) / 2)
     if is_number(limit):
@@ -181,10 +181,14 @@ def finding(name: str, study: Study) -> list[str]:
         reach = largest_count(16, torch.float32, stable=False)
         half = largest_count(4, torch.float16, stable=False)
         said.append(
-            f"{broke} of {len(sweep.values) * study.seeds} runs broke. Written as 1 - 1/(1+R)^alpha, the derivative "
-            f"is not a number beyond R = {reach:.0f} at alpha = 16 in float32, and beyond R = {half:.0f} at alpha = 4 "
-            "in float16: (1+R)^alpha overflows and 0 x inf follows. Computed as -expm1(-alpha log1p R) it stays finite "
-            "up to the limit that was tried, so here a large alpha starves the gradient instead of exploding it: "
+            f"{broke} of {len(sweep.values) * study.seeds} runs broke. Written as 1 - 1/(1+R)^alpha, the "
+            "derivative "
+            f"is not a number beyond R = {reach:.0f} at alpha = 16 in float32, and beyond R = {half:.0f} at "
+            "alpha = 4 "
+            "in float16: (1+R)^alpha overflows and 0 x inf follows. Computed as -expm1(-alpha log1p R) it "
+            "stays finite "
+            "up to the limit that was tried, so here a large alpha starves the gradient instead of "
+            "exploding it: "
             "any positive with a negative or two before it gets next to no pull."
         )
     return said

@@ -126,7 +126,7 @@ def make_table(name: str, study: Study) -> ResultTable:
 
 
 def make_noise_table(study: Study) -> ResultTable:
-    """R@1 of each loss at each share of wrong training labels; the paper argues about it and prints nothing."""
+    """R@1 of each loss at each share of wrong training labels; the paper argues and prints nothing."""
     body: list[list[Cell]] = []
     for method in ROBUST:
         clean = study.measured(Condition(method), "recall@1")
@@ -139,7 +139,7 @@ def make_noise_table(study: Study) -> ResultTable:
     return ResultTable(
         ["method", *[f"{rate:.0%} wrong" for rate in NOISE_RATES], "0% to 40%"],
         body,
-        title=f"R@1 (%) when a share of the training labels is wrong. Measured on {study.on}; not in the paper",
+        title=f"R@1 (%) with a share of wrong training labels. Measured on {study.on}; not in the paper",
         notes=settings(study),
     )
 
@@ -203,7 +203,8 @@ def settings(study: Study) -> list[str]:
     return [
         f"Settings: {recipe.model.backbone}, embedding {recipe.model.embedding_dim}, {recipe.mode} training, "
         f"{length}, {recipe.optimiser.algorithm} lr {recipe.optimiser.lr:g}, "
-        f"weight decay {recipe.optimiser.weight_decay:g}, batch {recipe.batch.batch_size} unless the row says "
+        f"weight decay {recipe.optimiser.weight_decay:g}, batch {recipe.batch.batch_size} unless the row "
+        "says "
         f"otherwise, |P| = {recipe.batch.images_per_class}, {study.seeds} seeds; "
         f"± is the standard deviation over seeds."
     ]

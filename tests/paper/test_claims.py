@@ -1,0 +1,74 @@
+"""Verdicts follow the numbers: turn the numbers round and the verdict turns."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forerank.paper import claims
+from forerank.paper.statistics import paired_difference
+from forerank.paper.study import Condition, Study
+
+
+def verdict(study: Study, said: str) -> claims.Verdict:
+    (found,) = [v for v in claims.verdicts(study) if v.said == said]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dq", "o", "word"),
+    [
+        ([0.80, 0.81, 0.80], [0.70, 0.70, 0.71], claims.HOLDS),
+        ([0.70, 0.70, 0.71], [0.80, 0.81, 0.80], claims.FAILS),
+        ([0.60, 0.80, 0.70], [0.71, 0.69, 0.70], claims.OPEN),
+        ([0.80], [0.70], claims.OPEN),  # one seed decides nothing
+    ],
+)
+def test_verdict(
+    tmp_path: Path, dq: list[float], o: list[float], word: str, write_results: Callable[..., None]
+) -> None:
+    study = Study("glyphs", len(dq), tmp_path, tmp_path / "training")
+    write_results(study, Condition("Dq"), "recall@1", dq)
+    write_results(study, Condition("O"), "recall@1", o)
+    found = verdict(study, "PNP-Dq retrieves better than PNP-O")
+    assert found.word == word
+    assert f"{100 * (sum(dq) - sum(o)) / len(dq):+.2f}" in found.evidence[0]
+
+
+def test_what_was_not_trained_is_not_judged(invented: Study) -> None:
+    words = {v.word for v in claims.verdicts(invented)}
+    assert words == {claims.PENDING, claims.ABSENT}
+    text = claims.to_markdown(claims.verdicts(invented), invented)
+    assert "cannot be tested here" in text
+    assert "--data sop=" in text
+
+
+def test_losing_least_is_about_the_change(invented: Study, write_results: Callable[..., None]) -> None:
+    for method, plain, merged in (
+        ("Dq", 0.70, 0.69), ("Smooth-AP", 0.90, 0.70), ("Iu", 0.90, 0.60), ("Ib", 0.90, 0.65),
+    ):  # fmt: skip
+        for condition, level in ((Condition(method), plain), (Condition(method, merged=3), merged)):
+            write_results(invented, condition, "recall@1", [level, level + 0.001, level - 0.001])
+    assert verdict(invented, "PNP-Dq loses least by the merging").word == claims.HOLDS
+    assert verdict(invented, "With classes merged by three, PNP-Dq is the best").word == claims.FAILS
+
+
+def test_a_crash_must_be_seen_to_be_believed(invented: Study, write_results: Callable[..., None]) -> None:
+    for alpha in (1, 2, 8, 12, 16):
+        write_results(invented, Condition("Dq", options=(("alpha", float(alpha)),)), "recall@1", [0.7] * 3)
+    write_results(invented, Condition("Dq"), "recall@1", [0.7] * 3)
+    said = "A large alpha makes training crash by exploding gradients"
+    assert verdict(invented, said).word == claims.FAILS
+    for seed in range(3):
+        (invented.run(Condition("Dq", options=(("alpha", 16.0),)), seed).folder / "paper.json").unlink()
+    write_results(invented, Condition("Dq", options=(("alpha", 16.0),)), "recall@1", [0.1] * 3, broke=True)
+    assert verdict(invented, said).word == claims.HOLDS
+
+
+def test_interval_is_students(invented: Study) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    first, second = [3.0, 4.5, 5.0, 6.0], [1.0, 2.0, 4.5, 3.0]
+    found = paired_difference(first, second)
+    reference = stats.ttest_rel(first, second).confidence_interval(0.95)
+    assert found.low == pytest.approx(reference.low, abs=0.01)
+    assert found.high == pytest.approx(reference.high, abs=0.01)

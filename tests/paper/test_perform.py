@@ -1,0 +1,135 @@
+"""Whole experiments, really trained, on a data set of a few images."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from forerank.cli import run
+from forerank.paper.perform import open_study, perform, plan_of
+
+
+def test_train_make_skip(
+    tmp_path: Path, few_glyphs: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = open_study(["variants-sop"], seeds=1, out=tmp_path, values=few_glyphs)
+    (product,) = perform(["variants-sop"], study, side_by_side=1)
+    runs = plan_of(["variants-sop"], study)
+    assert len(runs) == 5
+    assert all(r.result()["steps"] == 3 for r in runs)
+    recall = runs[0].result()["metrics"]["recall@1"]
+    assert 0 < recall <= 1
+    assert f"{100 * recall:.0f}"[:1] in product.tables[0].to_markdown()
+    for name in (
+        "tables/variants-sop.md",
+        "tables/variants-sop.csv",
+        "tables/variants-sop.html",
+        "claims.md",
+    ):
+        assert (tmp_path / name).stat().st_size > 200, name
+    page = (tmp_path / "index.html").read_text()
+    assert "Table 1" in page
+    assert "<script" not in page
+    # Once more: nothing is trained, the numbers stay; the ranking of a query of one of the runs.
+    stamps = [(r.folder / "results.json").stat().st_mtime_ns for r in runs]
+    capsys.readouterr()
+    perform(["variants-sop"], study, side_by_side=1)
+    assert "to do" not in capsys.readouterr().err
+    assert stamps == [(r.folder / "results.json").stat().st_mtime_ns for r in runs]
+    out = tmp_path / "ranking"
+    assert run(["paper", "ranking", str(runs[0].folder), "--query", "1", "--out", str(out)]) == 0
+    assert "penalty" in capsys.readouterr().out
+    assert out.with_suffix(".png").exists()
+    assert out.with_suffix(".svg").exists()
+    assert run(["paper", "ranking", str(runs[0].folder), "--query", "99999"]) == 2
+
+
+def test_killed_and_taken_up(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
+    """Killed after its first run; started again, the command does the rest and leaves the first alone."""
+    command = [
+        sys.executable,
+        "-m",
+        "forerank",
+        "paper",
+        "run",
+        "variants-sop",
+        "--seeds",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    command += [part for value in few_glyphs for part in ("--set", value)] + ["--side-by-side", "1"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("training/*/paper.json")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, "it ended before anything was trained"
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    ended = {path: path.stat().st_mtime_ns for path in tmp_path.glob("training/*/paper.json")}
+    assert len(ended) < 5
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"{len(ended)} of 5 training runs are there" in again.stderr
+    assert len(list(tmp_path.glob("training/*/paper.json"))) == 5
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in ended.items())
+    assert "difference" in again.stdout
+
+
+def test_side_by_side_gives_the_same_numbers(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
+    found = []
+    for folder, at_once in (("one", 1), ("two", 2)):
+        study = open_study(["retrieval-examples"], seeds=2, out=tmp_path / folder, values=few_glyphs)
+        perform(["retrieval-examples"], study, side_by_side=at_once)
+        found.append([r.result()["metrics"] for r in plan_of(["retrieval-examples"], study)])
+        assert (tmp_path / folder / "figures" / "retrieval-examples.png").exists()
+    for one, two in zip(*found, strict=True):
+        assert one["recall@1"] == pytest.approx(two["recall@1"], abs=0.02)
+
+
+def test_list_and_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["paper", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ("variants-sop", "comparison-inaturalist", "toy", "sweep-p"))
+    monkeypatch.setenv("FORERANK_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    small = [
+        "--set",
+        "model.backbone=glyphnet",
+        "--set",
+        "model.pretrained=false",
+    ]  # ResNet-50 takes a while to time
+    assert (
+        run(["paper", "run", "comparison-sop", "--on", "sop", "--dry-run", "--processes", "4", *small]) == 2
+    )
+    printed = capsys.readouterr()
+    assert "sop is not ready" in printed.out
+    assert "batch_size: 384" in printed.out
+    assert "torchrun --nproc-per-node=4 -m forerank train" in printed.out
+    assert "cannot start" in printed.err
+    assert not list(tmp_path.iterdir()), "a dry run writes nothing"
+    assert run(["paper", "run", "toyy"]) == 2
+    assert "did you mean 'toy'" in capsys.readouterr().err
+
+
+@pytest.mark.browser
+def test_page_in_a_browser(tmp_path: Path, browser) -> None:
+    study = open_study(["ap-gradients"], out=tmp_path)
+    perform(["ap-gradients", "penalties"], study)
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.goto((tmp_path / "index.html").as_uri())
+    assert page.evaluate("[...document.images].every(i => i.naturalWidth > 0)")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the phone scrolls sideways"
+    assert page.locator("section").count() == 3
+    assert not problems
+    page.close()

@@ -1,0 +1,97 @@
+"""Conditions become recipes; the same recipe is one run, whoever asks for it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forerank.errors import InputError
+from forerank.paper.experiments import EXPERIMENTS
+from forerank.paper.methods import METHODS
+from forerank.paper.perform import all_names, open_study, plan_of
+from forerank.paper.study import Condition, Study, fingerprint
+from forerank.paper.sweeps import SWEEPS
+from forerank.training.recipe import override
+
+
+def test_a_condition_is_in_its_recipe() -> None:
+    recipe = Study().recipe(Condition("Dq", 224, 8, 3, 0.2, (("alpha", 8.0),)), 5)
+    assert (recipe.seed, recipe.batch.batch_size, recipe.batch.images_per_class) == (5, 224, 8)
+    assert (recipe.data.merge_classes, recipe.data.noisy_labels) == (3, 0.2)
+    assert (recipe.loss.name, recipe.loss.options) == ("PNP-Dq", {"alpha": 8})
+
+
+def test_the_papers_settings_on_its_own_data() -> None:
+    for name, compared in (("sop", 384), ("vehicle_id", 384), ("inaturalist", 224)):
+        study = Study(name)
+        recipe = study.recipe(Condition("Dq"), 0)
+        assert recipe.model.backbone.endswith("resnet50")
+        assert (recipe.model.embedding_dim, recipe.model.freeze_batch_norm) == (512, True)
+        assert (recipe.optimiser.algorithm, recipe.optimiser.lr, recipe.optimiser.weight_decay) == (
+            "adam",
+            1e-5,
+            4e-4,
+        )
+        assert (recipe.batch.batch_size, recipe.batch.images_per_class) == (112, 4)
+        assert study.setting.compared == compared
+
+
+def test_fingerprint_sees_what_matters() -> None:
+    recipe = Study().recipe(Condition(), 0)
+    assert fingerprint(recipe) == fingerprint(replace(recipe, name="another", device="cpu"))
+    for change in ("lr=2e-3", "loss.options.alpha=5", "data.noisy_labels=0.1", "steps=81"):
+        assert fingerprint(recipe) != fingerprint(override(recipe, [change])), change
+
+
+def test_runs_are_shared() -> None:
+    study = Study(seeds=2)
+    default = {run.key for run in study.plan([Condition("Dq")])}
+    for name in (
+        "variants-sop",
+        "variants-vehicle-id",
+        "label-noise",
+        "sweep-alpha",
+        "sweep-p",
+        "robustness-sop",
+    ):
+        assert default <= {run.key for run in plan_of([name], study)}, name
+    assert SWEEPS["sweep-b"].condition(2) == Condition("Ib")
+    together = plan_of(all_names(), study)
+    apart = sum(len(plan_of([name], study)) for name in all_names())
+    assert len(together) == len({run.key for run in together}) < apart
+
+
+def test_everything_on_glyphs_fits_the_hour() -> None:
+    # At about 40 s a run on one of two cores: see docs/paper.md.
+    assert len(plan_of(all_names(), Study(seeds=3))) < 165
+
+
+def test_every_method_of_the_paper_is_known_and_every_experiment_named() -> None:
+    figures = {
+        "ap-surface",
+        "penalties",
+        "loss-variants",
+        "centres",
+        "ap-gradients",
+        "toy",
+        "retrieval-examples",
+    }
+    sweeps = {"sweep-alpha", "sweep-b", "sweep-p"}
+    assert {name for name, about in EXPERIMENTS.items() if about.kind == "figure"} == figures | sweeps
+    assert sum(method.runs for method in METHODS.values()) == 14
+    for name in ("comparison-sop", "comparison-vehicle-id", "comparison-inaturalist"):
+        assert plan_of([name], Study(seeds=1))
+
+
+def test_bad_requests(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'glyphs'"):
+        open_study(["toy"], on="glyph")
+    with pytest.raises(InputError, match="NAME=FOLDER"):
+        open_study(["toy"], data=["sop"])
+    with pytest.raises(InputError, match="there is no folder"):
+        open_study(["variants-sop"], data=[f"sop={tmp_path / 'absent'}"])
+    with pytest.raises(InputError, match="at least 1"):
+        open_study(["toy"], seeds=0)
+    with pytest.raises(InputError, match="unknown experiment"):
+        open_study(["variants"])
+    assert open_study(["comparison-sop"], data=[f"sop={tmp_path}"]).on == "sop"

@@ -1,0 +1,72 @@
+"""Measured beside published: means, spreads, differences, and what is left empty."""
+
+import csv
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from forerank.paper import sweeps, tables
+from forerank.paper.study import Condition, Study
+
+
+def test_difference_is_measured_minus_published(invented: Study, write_results: Callable[..., None]) -> None:
+    write_results(invented, Condition("Dq"), "recall@1", [0.70, 0.72, 0.74])
+    (line,) = [x for x in tables.lines("variants-sop", invented) if (x.method, x.column) == ("Dq", "R@1")]
+    assert line.difference == pytest.approx(72.0 - 80.1)
+    shown = tables.make_table("variants-sop", invented).to_markdown()
+    assert "72.0 ± 2.0" in shown
+    assert "−8.1" in shown
+    read = list(csv.DictReader(io.StringIO(tables.make_csv("variants-sop", invented))))
+    (row,) = [r for r in read if (r["method"], r["column"]) == ("Dq", "R@1")]
+    assert float(row["difference"]) == pytest.approx(-8.1)
+    assert float(row["spread"]) == pytest.approx(np.std([70, 72, 74], ddof=1))
+
+
+def test_a_stand_in_answers_only_the_large_test_of_vehicle_id(invented: Study) -> None:
+    assert tables.metric_of("large R@5", invented, "variants-vehicle-id") == "recall@5"
+    assert tables.metric_of("small R@5", invented, "variants-vehicle-id") is None
+    native = Study("vehicle_id")
+    assert tables.metric_of("small R@5", native, "variants-vehicle-id") == "small/recall@5"
+
+
+def test_methods_nobody_implements_are_shown_as_not_run(invented: Study) -> None:
+    table = tables.make_table("comparison-sop", invented)
+    names = [row[0] for row in table.rows]
+    assert "Divide & Conquer" in names
+    assert any("Divide & Conquer" in note and "no implementation" in note for note in table.notes)
+    assert tables.rows("comparison-sop", invented)["MIC"] is None
+
+
+def test_paper_batches_and_best_b() -> None:
+    sop = tables.rows("comparison-sop", Study("sop"))
+    assert sop["Dq, batch 112"].batch == 112
+    assert sop["Dq, batch 384"].batch == sop["FastAP"].batch == 384
+    assert tables.rows("comparison-inaturalist", Study("inaturalist"))["Triplet"].batch == 224
+    assert tables.rows("variants-sop", Study("sop"))["Ib"].options == (("b", 4.0),)
+    assert tables.rows("variants-vehicle-id", Study("vehicle_id"))["Ib"].options == (("b", 1.0),)
+
+
+def test_noise_table_and_merging(invented: Study, write_results: Callable[..., None]) -> None:
+    for method, clean, worst in (("Dq", 0.8, 0.7), ("O", 0.8, 0.5)):
+        write_results(invented, Condition(method), "recall@1", [clean] * 3)
+        write_results(invented, Condition(method, noise=0.4), "recall@1", [worst] * 3)
+        write_results(invented, Condition(method, merged=3), "recall@1", [worst] * 3)
+    rows = {row[0]: row for row in tables.make_noise_table(invented).rows}
+    assert rows["Dq"][-1] == "−10.0"
+    assert rows["O"][-1] == "−30.0"
+    notes = " ".join(tables.make_table("robustness-sop", invented).notes)
+    assert "O -30.0" in notes
+    assert "Dq -10.0" in notes
+
+
+def test_sweep_counts_broken_runs(invented: Study, write_results: Callable[..., None]) -> None:
+    write_results(
+        invented, Condition("Dq", options=(("alpha", 16.0),)), "recall@1", [0.1, 0.2, 0.3], broke=True
+    )
+    write_results(invented, Condition("Dq"), "recall@1", [0.7, 0.7, 0.7])
+    rows = {row[0]: row for row in sweeps.make_table("sweep-alpha", invented).rows}
+    assert rows["16"][-1] == 3
+    assert rows["4"][-1] == 0
+    assert "best at alpha = 4" in sweeps.finding("sweep-alpha", invented)[0]
