@@ -62,7 +62,8 @@ def photograph(page, name):
 def shown(page):
     """Wait until the pictures in the window are there."""
     page.wait_for_function(
-        "() => [...document.querySelectorAll('.tile img')].filter(i => i.getBoundingClientRect().top < innerHeight)"
+        "() => [...document.querySelectorAll('.tile img')]"
+        ".filter(i => i.getBoundingClientRect().top < innerHeight)"
         ".every(i => i.complete && i.naturalWidth > 0) && document.querySelectorAll('.tile').length > 0"
     )
 

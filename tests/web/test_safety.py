@@ -294,7 +294,7 @@ def test_the_page_names_no_outside_address():
 
 
 def test_names_with_markup_are_shown_as_text(tmp_path, retriever, serving):
-    """A label is data: in the penalties' figure, the only markup the server makes of labels, it is escaped."""
+    """A label is data: the penalties' figure, the only markup made of labels here, escapes it."""
     root = tmp_path / "images"
     for label, shade in (("<img src=x onerror=alert(1)>", 10), ("b", 200)):
         (root / label.replace("/", "")).mkdir(parents=True)

@@ -115,9 +115,9 @@ def _suspects(found: Audit, picture: Thumbnails, shown: int) -> str:
             for j in found.nearest[i, :6]
         )
         said = (
-            f"{found.table.path[i]}: labelled {found.table.label[i]}, {found.before_nearest[i]:,.0f} images "
-            f"of other classes stand before the nearest of its own; {found.agreement[i]:.0%} of its nearest are "
-            f"{found.suggestion[i]}."
+            f"{found.table.path[i]}: labelled {found.table.label[i]}, but "
+            f"{found.before_nearest[i]:,.0f} images of other classes stand before the nearest of its own; "
+            f"{found.agreement[i]:.0%} of its nearest are {found.suggestion[i]}."
         )
         asks = _shot(found, picture, int(i), "asks")
         rows.append(f'<div class="row"><p>{escape(said)}</p>{asks}<div class="gap"></div>{near}</div>')

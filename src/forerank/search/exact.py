@@ -6,14 +6,14 @@ import numpy as np
 
 from forerank.search.engine import Ids, Vectors
 
-# Below this many queries one product with all cores beats faiss, which gives each query to one core.
-FEW_QUERIES = 16
 # Similarities held at once: 64 MB.
 BLOCK = 16 * 2**20
 
 
 def top_k(queries: Vectors, vectors: Vectors, k: int) -> tuple[Ids, Vectors]:
     """Positions (Q, k) and inner products (Q, k) of the k largest products, largest first.
+
+    By faiss; where it is not installed by numpy, which finds the same at about half the speed.
 
     Args:
         queries: (Q, D) float32.
@@ -27,7 +27,7 @@ def top_k(queries: Vectors, vectors: Vectors, k: int) -> tuple[Ids, Vectors]:
     k = min(k, len(vectors))
     if k == 0 or len(queries) == 0:
         return np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
-    if len(queries) >= FEW_QUERIES and importlib.util.find_spec("faiss"):
+    if importlib.util.find_spec("faiss"):
         import faiss
 
         similarities, positions = faiss.knn(queries, vectors, k, metric=faiss.METRIC_INNER_PRODUCT)

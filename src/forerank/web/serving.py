@@ -56,6 +56,7 @@ def serve_index(
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(512)  # from here on a visitor waits instead of being turned away
     except OSError as error:
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror}. Try another --port.") from error
     port = listening.getsockname()[1]
