@@ -34,11 +34,6 @@ def test_an_engine_works_without_faiss(tmp_path, fill, make_rows, random_vectors
     np.testing.assert_array_equal(with_faiss.ids, without.ids)
 
 
-def test_equal_similarities_keep_the_order_of_the_rows():
-    gallery = np.ones((40, 4), np.float32) / 2
-    assert _blockwise(gallery[:1], gallery, 5)[0].tolist() == [[0, 1, 2, 3, 4]]
-
-
 def clustered(count=4000, dim=24):
     rng = np.random.default_rng(0)
     vectors = np.repeat(rng.normal(size=(count // 8, dim)), 8, axis=0) + 0.5 * rng.normal(size=(count, dim))

@@ -51,7 +51,6 @@ def _blockwise(queries: Vectors, vectors: Vectors, k: int) -> tuple[Ids, Vectors
             kept = np.broadcast_to(np.arange(products.shape[1]), products.shape)
         best = np.concatenate([best, products], axis=1)
         where = np.concatenate([where, kept + start], axis=1)
-        # Equal similarities stand in the order of the rows, whatever the block size.
         order = np.lexsort((where, -best), axis=1)[:, :k]
         best, where = np.take_along_axis(best, order, axis=1), np.take_along_axis(where, order, axis=1)
     return where, best
