@@ -15,11 +15,13 @@ from forerank.ranking import hard_screen as screen
 from forerank.ranking.hard_rows import UnitRows
 from forerank.ranking.hard_same import TIE, Candidates, Integers, Positives
 from forerank.ranking.hard_threads import in_parts
-from forerank.ranking.hard_tile import GROUP, Limits, Verdict, count_dense, count_sparse, limits
+from forerank.ranking.hard_tile import MULTIPLE, Limits, Verdict, count_dense, count_sparse, limits
 
 BLOCK = 2048
-SAMPLE = 512  # gallery items that tell easy queries from hard ones
-EASY = 0.01  # share of the gallery that may reach an easy query's lowest threshold
+SAMPLE = 256  # gallery items that tell easy queries from hard ones
+# What an item costs that reaches a query's lowest threshold, and one that a bfloat16 screen leaves undecided,
+# in the time that screening one pair takes; a query is easy if that pays on average. Measured on two cores.
+REACHED, UNDECIDED, EASY = 6.0, 100.0, 1.5
 WIDE = 64  # positives from which a query is counted in float64 outright
 
 
@@ -47,7 +49,7 @@ class Counter:
         self.buffer = torch.empty(2, area, device=rows.device)
 
     def vectors(self, block: Block, dtype: torch.dtype) -> Tensor:
-        """Unit vectors of a block, with zero rows at the end to a multiple of GROUP."""
+        """Unit vectors of a block, with zero rows at the end to a multiple of MULTIPLE."""
         if dtype not in block.vectors:
             made = torch.zeros(padded(len(block.index)), self.rows.dim, dtype=dtype, device=self.rows.device)
             if dtype == torch.bfloat16:
@@ -175,8 +177,8 @@ def count_gallery(
 
 
 def padded(count: int) -> int:
-    """The next multiple of GROUP."""
-    return -(-count // GROUP) * GROUP
+    """The next multiple of MULTIPLE."""
+    return -(-count // MULTIPLE) * MULTIPLE
 
 
 def _plain_blocks(index: Integers) -> list[Block]:
@@ -188,39 +190,41 @@ def _query_blocks(
 ) -> list[Block]:
     """Easy queries first, then the others by their number of positives, so that blocks are alike."""
     number = np.diff(positives.offsets)
-    last = positives.similarity[positives.offsets[1:][screened] - 1]  # the least similar positive of each
     generator = np.random.default_rng(0)
     sample = rows.float32(generator.choice(gallery, min(SAMPLE, len(gallery)), replace=False))
     moved = screen.residual(sample, sample.bfloat16())
-    lowest = torch.from_numpy(last - screen.bfloat16_margin(rows.dim, moved, moved)).float().to(rows.device)
+    margin = screen.bfloat16_margin(rows.dim, moved, moved)
     easy = np.empty(len(screened), dtype=bool)
     for start in range(0, len(screened), BLOCK):
-        part = slice(start, start + BLOCK)
-        reach = rows.float32(queries[screened[part]]) @ sample.T >= lowest[part, None]
-        easy[part] = (reach.float().mean(dim=1) <= EASY).cpu().numpy()
+        some = screened[start : start + BLOCK]
+        threshold = _thresholds(positives, some, rows.device)[0][: len(some)]
+        similarity = rows.float32(queries[some]) @ sample.T  # (C, S)
+        lowest = threshold.min(dim=1, keepdim=True).values - margin
+        cost = REACHED * (similarity >= lowest).float().mean(dim=1)
+        for t in threshold.float().unbind(1):
+            # Four times the window holds four times the items: a steadier guess from few.
+            near = (similarity - t[:, None]).abs() <= 4 * margin
+            cost += UNDECIDED / 4 * near.float().mean(dim=1)
+        easy[start : start + BLOCK] = (cost <= EASY).cpu().numpy()
     order = screened[np.lexsort((number[screened], ~easy))]
     edges = int(easy.sum())
     blocks = []
     for group, is_easy in ((order[:edges], True), (order[edges:], False)):
         for start in range(0, len(group), BLOCK):
-            blocks.append(
-                _query_block(queries, positives, group[start : start + BLOCK], is_easy, rows.device)
-            )
+            some = group[start : start + BLOCK]
+            blocks.append(Block(queries[some], *_thresholds(positives, some, rows.device), is_easy))
     return blocks
 
 
-def _query_block(
-    queries: Integers, positives: Positives, some: Integers, easy: bool, device: torch.device
-) -> Block:
+def _thresholds(positives: Positives, some: Integers, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Similarities (C, P) of the positives of some queries, and their places in the flat list of all."""
     begin = positives.offsets[some]
     number = positives.offsets[some + 1] - begin
     column = np.arange(number.max())
     slot = np.full((padded(len(some)), len(column)), -1, dtype=np.int64)
     slot[: len(some)] = np.where(column < number[:, None], begin[:, None] + column, -1)
     threshold = np.where(slot >= 0, positives.similarity[slot], np.inf)
-    return Block(
-        queries[some], torch.from_numpy(threshold).to(device), torch.from_numpy(slot).to(device), easy
-    )
+    return torch.from_numpy(threshold).to(device), torch.from_numpy(slot).to(device)
 
 
 def _count_float64(

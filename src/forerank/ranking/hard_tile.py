@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forerank.ranking.hard_threads import pool
+from forerank.ranking.hard_threads import in_parts, pool
 
-GROUP = 32  # items looked at together; sides of a tile are multiples of it
-SLAB = 128  # rows counted together: 128 x 2,048 float32 stay in a core's own cache
+MULTIPLE = 8  # sides of a tile are multiples of it: eight flags are added up as one integer
+SLAB = 64  # rows counted together: 64 x 2,048 float32 and their flags stay in a core's own cache
 
 
 class Limits(NamedTuple):
@@ -18,8 +18,7 @@ class Limits(NamedTuple):
 
     low: Tensor  # (C, P) an item below is surely below the threshold
     high: Tensor  # (C, P) an item above is surely above the threshold
-    lowest: Tensor  # (C,) of `low`, over P
-    lowest_bits: Tensor  # (C,) the same as the bit pattern of the tile's type
+    lowest_bits: Tensor  # (C,) the lowest `low` of each query, as the bit pattern of the tile's type
 
 
 class Verdict(NamedTuple):
@@ -38,37 +37,43 @@ def limits(threshold: Tensor, margin: float, dtype: torch.dtype) -> Limits:
     lowest = low.min(dim=1).values
     whole = torch.int16 if dtype == torch.bfloat16 else torch.int32
     bits = lowest.to(dtype).view(whole)
-    # Bit patterns order like the numbers only from zero up; else let every group through.
-    return Limits(low, high, lowest, torch.where(lowest > 0, bits, torch.iinfo(whole).min))
+    # Bit patterns order like the numbers only from zero up; else let every item through.
+    return Limits(low, high, torch.where(lowest > 0, bits, torch.iinfo(whole).min))
 
 
 def count_sparse(tile: Tensor, bounds: Limits, along: int) -> Verdict:
-    """Where few items reach a query's lowest threshold: find them by the maxima of groups.
+    """Where few items reach a query's lowest threshold: pick those, then look at them closely.
 
     `along` is the axis of the items: 1 if the queries are the tile's rows, 0 if they are its columns.
     """
-    rows, columns = tile.shape
-    bits = tile.view(bounds.lowest_bits.dtype)
-    # Bit patterns as integers: twice to four times faster to take the maximum of than the numbers.
-    if along == 1:
-        grouped = tile.view(rows, GROUP, columns // GROUP)
-        top = bits.view_as(grouped).amax(dim=1)  # (rows, columns / GROUP)
-        row, column = torch.nonzero(top >= bounds.lowest_bits[:, None], as_tuple=True)
-        values, query, first, step = grouped[row, :, column], row, column, columns // GROUP
-    else:
-        grouped = tile.view(GROUP, rows // GROUP, columns)
-        top = bits.view_as(grouped).amax(dim=0)  # (rows / GROUP, columns)
-        row, column = torch.nonzero(top >= bounds.lowest_bits, as_tuple=True)
-        values, query, first, step = grouped[:, row, column].T, column, row, rows // GROUP
-    group, member = torch.nonzero(values >= bounds.lowest.to(values.dtype)[query][:, None], as_tuple=True)
-    value = values[group, member].float()[:, None]
-    query, item = query[group], first[group] + member * step
+    row, column = _reaching(tile, bounds.lowest_bits, along)
+    value = tile[row, column].float()[:, None]
+    query, item = (row, column) if along == 1 else (column, row)
     high, low = bounds.high[query], bounds.low[query]  # (n, P)
     above = value > high
     sure = torch.zeros(bounds.low.shape, dtype=torch.int64, device=tile.device)
     sure.index_add_(0, query, above.long())
     which, threshold = torch.nonzero((value >= low) & ~above, as_tuple=True)
     return Verdict(sure, query[which], item[which], threshold)
+
+
+def _reaching(tile: Tensor, lowest: Tensor, along: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns where the tile's bit patterns are at least `lowest`, one for each query."""
+    bits = tile.view(lowest.dtype)
+    if tile.device.type != "cpu":
+        row, column = torch.nonzero(bits >= (lowest[:, None] if along == 1 else lowest), as_tuple=True)
+        return row, column
+    # As integers, bfloat16 compares in numpy too, and faster than in torch.
+    array, limit = bits.numpy(), lowest.numpy()
+
+    def slab(some: slice) -> NDArray[np.int64]:
+        reached = array[some] >= (limit[some, None] if along == 1 else limit)
+        where: NDArray[np.int64] = np.flatnonzero(reached) + some.start * array.shape[1]
+        return where
+
+    found = torch.from_numpy(in_parts(slab, len(array), SLAB))
+    row = torch.div(found, array.shape[1], rounding_mode="floor")
+    return row, found - row * array.shape[1]
 
 
 def count_dense(tile: Tensor, bounds: Limits, along: int) -> Verdict:
@@ -95,8 +100,9 @@ def count_dense(tile: Tensor, bounds: Limits, along: int) -> Verdict:
             np.greater(part, ceiling, out=passed)
             sure[:, p] = _ones(passed, along)
             np.not_equal(reached, passed, out=reached)
-            row, column = _places(reached)
-            if len(row):
+            found = np.flatnonzero(reached)
+            if len(found):
+                row, column = np.divmod(found, part.shape[1])
                 pair = (row + start, column) if along == 1 else (column, row + start)
                 open_pairs.append(np.stack([*pair, np.full(len(row), p)]))
         return sure, open_pairs
@@ -106,14 +112,6 @@ def count_dense(tile: Tensor, bounds: Limits, along: int) -> Verdict:
     pairs = [p for _, found in results for p in found]
     query, item, threshold = np.concatenate(pairs, axis=1) if pairs else np.empty((3, 0), dtype=np.int64)
     return Verdict(*(torch.from_numpy(x) for x in (sure, query, item, threshold)))
-
-
-def _places(mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows and columns of the few that are true: first which runs of eight columns hold one at all."""
-    words = mask.view(np.int64)
-    alive = np.flatnonzero(np.bitwise_or.reduce(words, axis=0))
-    row, column = np.nonzero(words.take(alive, axis=1).view(bool))
-    return row, 8 * alive[column // 8] + column % 8
 
 
 def _ones(mask: NDArray[np.bool_], along: int) -> NDArray[np.int64]:
