@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from forerank.data import Preprocessing, Table
 from forerank.models import EmbeddingModel, create_model, load_model, save_model
 from forerank.training.baselines import build_loss
-from forerank.training.batches import SMALL_IMAGES, Plan
+from forerank.training.batches import SMALL_IMAGES, FeatureRows, Plan
 from forerank.training.checkpoint import BEST, optimiser_tensors, restore_optimiser, save_state
-from forerank.training.features import cached_features, features_key
+from forerank.training.features import cached_features, features_key, start_from_principal_axes
 from forerank.training.measure import Part, feature_part, image_part
 from forerank.training.optimise import RunningMean, build_optimiser
 from forerank.training.processes import Processes
@@ -160,6 +160,10 @@ def assemble(recipe: Recipe, tables: Mapping[str, Table], processes: Processes) 
             parameter.requires_grad_(id(parameter) in inside)
     if recipe.mode == "head" and len(parts["train"].table) != len(tables["train"]):
         plan = Plan(recipe, parts["train"].table, processes)  # some images could not be read
+    if recipe.mode == "head" and model.layer_norm is None and model.head is not None:
+        data = parts["train"].data
+        if isinstance(data, FeatureRows) and model.output_dim < model.feature_dim:
+            start_from_principal_axes(model.head, data.features)
     chooser = parts["test"] if recipe.evaluation.choose_on == "test" else parts["validation"]
     return Assembly(
         recipe, processes, model, loss,

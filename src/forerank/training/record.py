@@ -42,7 +42,7 @@ def prepare_run(source: str | Path, values: Sequence[str], run: Path | None) -> 
 
     >>> recipe, run = prepare_run("glyphs", ["lr=1e-3", "loss=pml:FastAPLoss"], None)
     >>> run.as_posix()
-    'runs/glyphs,lr=1e-3,loss=pml-FastAPLoss'
+    'runs/glyphs,loss=pml-FastAPLoss,lr=1e-3'
     """
     named = [value.removeprefix("run=") for value in values if value.startswith("run=")]
     values = [value for value in values if not value.startswith("run=")]
