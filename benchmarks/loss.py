@@ -33,7 +33,7 @@ def peak_bytes() -> int:
 
 
 def measure(what: str, size: int, data: str, threads: int) -> dict[str, float]:
-    """Seconds (the least of several runs: other work on the machine only adds) and bytes above the inputs of one forward and backward."""
+    """Bytes above the inputs, and seconds: the least of several runs, since other work only adds."""
     import torch
 
     torch.set_num_threads(threads)

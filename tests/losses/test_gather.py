@@ -1,12 +1,15 @@
 """N processes of batch B are one process of batch N x B: loss, and gradient of the model, under DDP."""
 
+import faulthandler
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -62,22 +65,31 @@ def run(
 
 
 def work(rank: int, sizes: list[list[int]], folder: str) -> None:
+    """One of the processes: this file, run as a program."""
+    faulthandler.dump_traceback_later(90, exit=True)  # a deadlock shows where it stands
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=len(sizes[0]))
     model = DistributedDataParallel(make_model())
     mine = [[joint_batch(step, part)[rank]] for step, part in enumerate(sizes)]
     torch.save(run(model, mine, gather=True), f"{folder}/{rank}.pt")
+    dist.barrier()  # nobody leaves while others still talk
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    "sizes", [[[6, 6], [6, 3], [1, 7]], [[4, 4, 4], [4, 4, 1], [5, 0, 3]]], ids=["2", "3"]
-)
+UNEVEN = [[[6, 6], [6, 3], [1, 7]], [[4, 4, 4], [4, 4, 1], [5, 0, 3]]]  # batch sizes, by step and process
+
+
+@pytest.mark.parametrize("sizes", UNEVEN, ids=["2", "3"])
 def test_processes_equal_one(sizes: list[list[int]], tmp_path: Path) -> None:
-    mp.spawn(work, (sizes, str(tmp_path)), nprocs=len(sizes[0]))
+    ranks = range(len(sizes[0]))
+    command = [sys.executable, __file__, json.dumps(sizes), str(tmp_path)]
+    processes = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in ranks]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
     whole = [joint_batch(step, part) for step, part in enumerate(sizes)]
     expected = run(make_model(), whole, gather=False)
-    for rank in range(len(sizes[0])):
+    for rank in ranks:
         found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         for name in expected:
             for (value, grads), (wanted, wanted_grads) in zip(found[name], expected[name], strict=True):
@@ -89,3 +101,7 @@ def test_gather_alone_changes_nothing() -> None:
     x, labels = torch.randn(8, 4), torch.arange(8) // 2
     loss: RankingLoss = PNPLoss(gather=True)
     assert loss(x, labels) == PNPLoss()(x, labels)
+
+
+if __name__ == "__main__":
+    work(int(sys.argv[3]), json.loads(sys.argv[1]), sys.argv[2])

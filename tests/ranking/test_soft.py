@@ -69,7 +69,7 @@ def test_columns_of_a_class(count_self: bool) -> None:
         assert chunk.numbers[place].item() == len(positives)
     alone = [i for i in range(len(codes)) if (codes == codes[i]).sum() == 1]
     left_out = set(range(len(codes))) - set(chunk.rows.tolist())
-    assert left_out == (set() if count_self else set(alone))
+    assert left_out == set(alone)
 
 
 def test_shares_of_processes_add_up() -> None:

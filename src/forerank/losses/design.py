@@ -20,7 +20,7 @@ from forerank.losses.expression import computable, evaluate, read_expression
 T = TypeVar("T")
 Derivative = str | Callable[[Tensor], Tensor]
 
-PATIENCE = 5.0  # seconds that sympy may look for one closed form
+PATIENCE = 3.0  # seconds that sympy may look for one closed form
 FARTHEST = 1e7  # the table of a numerical integral ends here; beyond it the loss goes on straight
 PANELS = 4096  # of the table, evenly spaced in log(1 + R)
 

@@ -14,10 +14,11 @@ from typing import Any
 class PeerCompatible:
     """Mixin: an instance of the peer's base class too, as far as `isinstance` can tell."""
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        ours: Any = type(self)
         wrapper = sys.modules.get("pytorch_metric_learning.utils.distributed")
-        return type(self) if wrapper is None else _both(type(self), wrapper.BaseMetricLossFunction)
+        return ours if wrapper is None else _both(ours, wrapper.BaseMetricLossFunction)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Pickled and copied as what it is; the default would trip over the answer above.

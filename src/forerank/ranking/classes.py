@@ -65,10 +65,12 @@ class ClassColumns:
             places[order] = torch.arange(len(order), device=device)
             skipped = places[own_columns] - starts
         numbers = sizes - (skipped < sizes).to(sizes.dtype)
-        total = int((numbers > 0).sum())
+        # Its own company alone does not make a query: it needs a positive that is not itself.
+        eligible = sizes > (0 if own_columns is None else 1)
+        total = int(eligible.sum())
         rows = torch.arange(len(query_codes), device=device)[keep]
         rows = rows[torch.argsort(numbers[rows], descending=True, stable=True)]
-        rows = rows[numbers[rows] > 0]
+        rows = rows[eligible[rows]]
         return cls(rows, numbers[rows].tolist(), sizes[rows], starts[rows], skipped[rows], order, total)
 
     def of_queries(self, first: int, last: int) -> QueryChunk:
