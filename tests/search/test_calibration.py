@@ -52,19 +52,31 @@ def test_the_threshold_by_hand():
         np.array(list("abcd")),
     )
     # At 0.6: 3 right of 5 given. At 0.75: 2 of 3. At 0.8: 2 of 2.
-    assert choose(trials, precision=0.6, absent=0.5).similarity == pytest.approx(0.6)
-    assert choose(trials, precision=0.65, absent=0.5).similarity == pytest.approx(0.75)
-    strict = choose(trials, precision=0.95, absent=0.5)
+    assert choose(trials, precision=0.6, absent=0.5, least=1).similarity == pytest.approx(0.6)
+    assert choose(trials, precision=0.65, absent=0.5, least=1).similarity == pytest.approx(0.75)
+    strict = choose(trials, precision=0.95, absent=0.5, least=1)
     assert (strict.similarity, strict.precision) == (pytest.approx(0.8), 1.0)
     assert (strict.answered, strict.false_answers) == (0.5, 0.0)
     # Were nothing ever absent, 0.6 would give 3 of 4.
-    assert choose(trials, precision=0.75, absent=0.0).similarity == pytest.approx(0.6)
+    assert choose(trials, precision=0.75, absent=0.0, least=1).similarity == pytest.approx(0.6)
 
 
 def test_a_precision_out_of_reach_is_refused_with_the_best():
     trials = Trials(np.array([0.9, 0.5]), np.array([False, True]), np.array([0.3, 0.2]), np.array(["a", "b"]))
-    with pytest.raises(InputError, match=r"no threshold gives a precision of 99.0%: the best is 50.0%"):
+    with pytest.raises(InputError, match=r"no threshold gives a precision of 99\.0% with 1 answers or more: the best is 50\.0%"):
+        choose(trials, precision=0.99, absent=0.5, least=1)
+
+
+def test_a_few_lucky_answers_are_no_threshold_and_no_certainty():
+    """Fifteen right answers at the top, then chance: with twenty asked for, luck is not enough."""
+    nearest = np.concatenate([np.linspace(1, 0.95, 15), np.linspace(0.9, 0.1, 85)])
+    correct = np.concatenate([np.ones(15, bool), np.arange(85) % 2 == 0])
+    trials = Trials(nearest, correct, np.full(100, 0.0), np.array([f"c{i}" for i in range(100)]))
+    with pytest.raises(InputError, match="with 20 answers or more"):
         choose(trials, precision=0.99, absent=0.5)
+    lucky = choose(trials, precision=0.99, absent=0.5, least=1)
+    assert lucky.precision == 1.0
+    assert lucky.low == pytest.approx(15 / (15 + 1.96**2), abs=0.03)  # not "100% to 100%"
 
 
 def clusters(rng, classes, per_class, dim=16, noise=0.42):

@@ -67,6 +67,7 @@ def calibrate(
     precision: float = 0.95,
     absent: float = 0.5,
     most: int = 5000,
+    least: int = 20,
     seed: int = 0,
     store: bool = True,
 ) -> Calibration:
@@ -80,6 +81,8 @@ def calibrate(
         absent: share of what people will ask that is not in the catalogue. Such queries are played by taking
             a query's whole class out of the catalogue; then every answer is wrong.
         most: queries used at most, drawn at random.
+        least: answers that a threshold must give among the queries to be considered at all: what is right
+            for a handful is luck.
         seed: of the drawing and of the interval.
         store: write the threshold into the index.
     """
@@ -88,7 +91,7 @@ def calibrate(
     if not 0 <= absent < 1:
         raise InputError(f"the share of absent queries lies from 0 to below 1, not {absent}.")
     trials = play(index.engine, queries, labels, most=most, seed=seed)
-    result = choose(trials, precision=precision, absent=absent, seed=seed)
+    result = choose(trials, precision=precision, absent=absent, least=least, seed=seed)
     if store:
         index.engine.change_meta({"threshold": result.to_dict()})
         index.meta = index.engine.meta() or index.meta
@@ -130,7 +133,9 @@ def play(
     return Trials(np.where(present, np.maximum(same, other), -np.inf), same > other, other, names)
 
 
-def choose(trials: Trials, *, precision: float, absent: float, seed: int = 0) -> Calibration:
+def choose(
+    trials: Trials, *, precision: float, absent: float, least: int = 20, seed: int = 0
+) -> Calibration:
     """The lowest threshold whose precision is the wanted one, with an interval by drawing classes anew."""
     present = np.isfinite(trials.nearest)
     gone = np.isfinite(trials.nearest_other)
@@ -155,13 +160,15 @@ def choose(trials: Trials, *, precision: float, absent: float, seed: int = 0) ->
     correct = np.cumsum((weight * right)[order])
     # Equal similarities are accepted together: only the last of them is a possible threshold.
     last = np.append(np.diff(similarity[order]) != 0, True)
-    curve = np.where(last, correct / given, 0.0)
+    enough = np.arange(1, len(order) + 1) >= least
+    curve = np.where(last & enough, correct / given, 0.0)
     good = np.flatnonzero(curve >= precision)
     if not len(good):
         best = int(np.argmax(curve))
         raise InputError(
-            f"no threshold gives a precision of {precision:.1%}: the best is {curve[best]:.1%}, "
-            f"from similarity {similarity[order][best]:.4f} on. Ask for less, or train a better model."
+            f"no threshold gives a precision of {precision:.1%} with {least} answers or more: the best is "
+            f"{curve[best]:.1%}, from similarity {similarity[order][best]:.4f} on. Ask for less, or train a "
+            "better model."
         )
     threshold = float(similarity[order][good[-1]])
     accepted = similarity >= threshold
@@ -193,4 +200,20 @@ def _interval(given: Floats, right: Floats, names: npt.NDArray[np.str_], seed: i
         if total > 0:
             ratios.append(float(times @ right_by_class) / total)
     low, high = np.quantile(ratios, [0.025, 0.975])
+    # A rare error is missing from most draws: where few classes err, the classes answered set the limits.
+    if (given_by_class - right_by_class > 1e-12).sum() < 5:
+        total = float((given_by_class > 0).sum())
+        wilson_low, wilson_high = _wilson(right.sum() / given.sum(), total)
+        low, high = min(low, wilson_low), max(high, wilson_high)
     return float(low), float(high)
+
+
+def _wilson(share: float, count: float, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's interval of a share seen in `count` independent cases.
+
+    >>> [round(x, 3) for x in _wilson(1.0, 20)]
+    [0.839, 1.0]
+    """
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    reach = z / (1 + z * z / count) * np.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    return float(middle - reach), float(min(1.0, middle + reach))
