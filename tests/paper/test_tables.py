@@ -41,7 +41,7 @@ def test_methods_nobody_implements_are_shown_as_not_run(invented: Study) -> None
 
 def test_paper_batches_and_best_b() -> None:
     sop = tables.rows("comparison-sop", Study("sop"))
-    assert sop["Dq, batch 112"].batch == 112
+    assert sop["Dq, batch 112"] == Condition("Dq")  # 112 is the plain batch: shared with the variants
     assert sop["Dq, batch 384"].batch == sop["FastAP"].batch == 384
     assert tables.rows("comparison-inaturalist", Study("inaturalist"))["Triplet"].batch == 224
     assert tables.rows("variants-sop", Study("sop"))["Ib"].options == (("b", 4.0),)

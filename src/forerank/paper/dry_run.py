@@ -115,58 +115,67 @@ def describe(
     study: Study, plan: Sequence[Run], *, processes: int = 1, side_by_side: int = 1
 ) -> tuple[str, bool]:
     """The plan as text, and whether it could start now."""
-    left = [run for run in plan if run.result() is None]
     if not plan:
         return "Nothing to train: this needs only formulas or the toy.", True
-    first = (left or plan)[0]
+    done = [result for run in plan if (result := run.result()) is not None]
+    left = [run for run in plan if run.result() is None]
+    first = (left or list(plan))[0]
+    recipe = first.recipe
     found = estimate(study, first)
-    needed = found.bytes_needed(first.recipe, processes)
-    seconds = sum(found.seconds(run.recipe) for run in left) / max(1, side_by_side * processes)
+    needed = found.bytes_needed(recipe, processes)
+    together = needed * (processes if found.device == "cpu" else 1) * side_by_side
+    fits = together <= 0.8 * found.available_bytes
     gib = 2**30
-    fits = needed <= 0.8 * found.available_bytes
     lines = [
         f"data      {found.data}",
-        f"runs      {len(plan)}, of which {len(plan) - len(left)} are there and {len(left)} to do",
-        f"steps     {found.steps(first.recipe):,} of {first.recipe.batch.batch_size} images each",
-        f"memory    {needed / gib:.1f} GiB a process for {first.recipe.batch.batch_size} images over "
-        f"{processes} "
-        f"processes ({found.activation_bytes / 2**20:.0f} MiB an image, measured); "
-        f"{found.available_bytes / gib:.1f} GiB on this {found.device}"
-        + ("" if fits else f"; too much: add batch.micro_batch={found.fitting_micro_batch(processes)}"),
-        f"time      about {_duration(seconds)} here ({1 / found.seconds_an_image:.0f} images/s both ways, "
-        "measured "
-        f"on this {found.device}; {side_by_side} runs at once, {processes} processes each)",
+        f"runs      {len(plan)}, of which {len(done)} are there and {len(left)} to do",
+        f"steps     {found.steps(recipe):,} of {recipe.batch.batch_size} images each",
+        f"memory    {needed / gib:.1f} GiB a process for {recipe.batch.batch_size} images over {processes} "
+        f"process{'es' if processes > 1 else ''} ({found.activation_bytes / 2**20:.0f} MiB an image, measured); "
+        f"{found.available_bytes / gib:.1f} GiB free on this {found.device}"
+        + ("" if fits else f"; too much: add --set batch.micro_batch={found.fitting_micro_batch(processes)}"),
+        f"time      {_time(found, left, [r['seconds'] for r in done], processes, side_by_side)}",
     ]
     if found.device == "cpu" and not study.setting.quick:
         total = sum(found.steps(run.recipe) * (run.recipe.batch.batch_size or 112) for run in left)
         lines.append(
-            f"          {total / 1e6:.0f} million images to train on: at 400 images/s, "
-            f"{_duration(total / 400)}; "
-            f"on eight such GPUs {_duration(total / 3200)}"
+            f"          {total / 1e6:.0f} million images to train on: on a GPU that takes 400 a second "
+            f"{_duration(total / 400)}, on eight of them {_duration(total / 3200)}"
         )
-    recipe = Path(f"{first.key}.yaml")
+    marks = [f"  {'done ' if run.result() else '     '}{run.title}  ({run.key})" for run in plan]
+    settings = [f"  {line}" for line in recipe_text(recipe).splitlines()]
+    by_hand = " ".join(torchrun_command(first, max(2, processes), Path(f"{first.key}.yaml")))
+    lines += ["", "runs in order:", *marks, "", "settings of the first, every value:", *settings]
     lines += [
         "",
-        "runs in order:",
-        *[f"  {'done ' if run.result() else '     '}{run.title}  ({run.key})" for run in plan],
-    ]
-    lines += [
-        "",
-        "settings of the first, every value:",
-        *[f"  {line}" for line in recipe_text(first.recipe).splitlines()],
-    ]
-    lines += [
-        "",
-        "one of them by hand, over several processes:",
-        f"  {' '.join(torchrun_command(first, max(2, processes), recipe))}",
+        "one of them by hand, over several processes (the settings above in the file):",
+        f"  {by_hand}",
     ]
     return "\n".join(lines), found.ready and fits
+
+
+def _time(
+    found: Estimate, left: Sequence[Run], ended: Sequence[float], processes: int, side_by_side: int
+) -> str:
+    """How long the rest would take: by the runs that have ended, otherwise by a few timed steps."""
+    if ended:
+        each = sum(ended) / len(ended)
+        total = len(left) * each / side_by_side
+        return f"about {_duration(total)} here, by the {len(ended)} runs that have ended ({each:.0f} s each)"
+    # The timed steps had the whole machine; several processes help only where each has a device of its own.
+    seconds = sum(found.seconds(run.recipe) for run in left) / (processes if found.device == "cuda" else 1)
+    return (
+        f"about {_duration(seconds)} here ({1 / found.seconds_an_image:.0f} images/s forward and backward, "
+        f"a few steps timed on this {found.device})"
+    )
 
 
 def _published_counts(name: str) -> tuple[int, int]:
     from forerank.data.registry import DATA_SETS
 
-    entry = DATA_SETS[name]
+    entry = DATA_SETS.get(name)
+    if entry is None:
+        return 0, 0
     counts = next(iter(entry.published_counts({}).values()))
     return counts["train"][0], counts["test"][0]
 

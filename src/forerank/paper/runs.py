@@ -93,8 +93,7 @@ def torchrun_command(run: Run, processes: int, recipe: Path) -> list[str]:
         "forerank",
         "train",
         str(recipe),
-        "--run",
-        str(run.folder),
+        f"run={run.folder}",  # torchrun would take --run for its own
     ]
 
 

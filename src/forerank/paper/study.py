@@ -41,7 +41,7 @@ class Setting:
 _LEAN = ("evaluation.report=false", "evaluation.ks=[1,4,5,10,16,32,100,1000]")
 SETTINGS: dict[str, Setting] = {
     "glyphs": Setting(("schedule.steps=80", "evaluation.every=80", *_LEAN), compared=224, quick=True),
-    "cub": Setting(("mode=head", "schedule.steps=200", *_LEAN), compared=224, quick=True),
+    "cub": Setting(("mode=head", "schedule.steps=200", *_LEAN), batch=64, compared=224, quick=True),
     "cars": Setting(compared=224),
     "inshop": Setting(),
     "sop": Setting(),

@@ -41,7 +41,9 @@ def rows(name: str, study: Study) -> dict[str, Condition | None]:
         if not METHODS[method].runs:
             found[row] = None
         else:
-            found[row] = Condition(method, batch=min(int(size), study.setting.compared) if size else batch)
+            wanted = min(int(size), study.setting.compared) if size else batch
+            # The setting's own batch is the plain condition, so that its runs are shared.
+            found[row] = Condition(method, batch=None if wanted == study.setting.batch else wanted)
     return found
 
 
@@ -176,6 +178,8 @@ def notes(name: str, study: Study, published: PublishedTable) -> list[str]:
             remarks.setdefault(METHODS[method].note, []).append(method)
     found += [f"{', '.join(methods)}: {note}." for note, methods in remarks.items()]
     if name.startswith("comparison"):
+        if "Dq, batch 384" in rows(name, study) and study.setting.compared < 384:
+            found.append(f"On {study.on} the row of batch 384 is trained with {study.setting.compared}.")
         if study.setting.quick and study.seeds > 1:
             found.append("Other people's losses are trained with one seed on this data set, ours with all.")
         found.append(

@@ -300,8 +300,8 @@ def finding(result: dict[str, Any]) -> tuple[str, ...]:
         ),
         "The paper does not say where its points lie; this geometry was searched for. Others tried "
         "beforehand: tall "
-        "classes (the control), a ring of opposite blobs and blobs in shifted rows, where Dq leads too and Ib "
-        "fails less often.",
+        "classes (the control), a ring of opposite blobs and blobs in shifted rows, where Dq leads too and "
+        "Ib fails less often.",
         f"Settings: layers 2-30-30-2 with tanh, onto the circle; {settings['steps']} steps of Adam, lr "
         f"{settings['learning_rate']:g}, 4 x {settings['images_per_class']} points a batch, alpha "
         f"{settings['alpha']:g}, "
