@@ -150,7 +150,7 @@ def test_products_stay_within_their_margins(dim):
 def test_a_shortcut_for_float32_products_is_undone():
     torch.set_float32_matmul_precision("medium")
     try:
-        with hard_screen.true_float32():
+        with hard_screen.exact_sums():
             assert torch.get_float32_matmul_precision() == "highest"
         assert torch.get_float32_matmul_precision() == "medium"
     finally:

@@ -154,7 +154,7 @@ def count_gallery(
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
     screened = np.flatnonzero((number > 0) & ~wide)
-    with screen.true_float32():
+    with screen.exact_sums():
         if len(screened):
             blocks = _query_blocks(rows, queries, gallery, positives, screened)
             rest = queries[(number == 0) | wide] if both else gallery

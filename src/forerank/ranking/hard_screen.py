@@ -105,11 +105,14 @@ def _trial() -> dict[str, float]:
 
 
 @contextmanager
-def true_float32() -> Iterator[None]:
-    """Float32 products in float32: a user's TF32 or bfloat16 shortcut would break the margins."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+def exact_sums() -> Iterator[None]:
+    """Add up products in float32, as the margins assume, whatever shortcuts the user has allowed."""
+    cuda = torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision(), cuda.allow_bf16_reduced_precision_reduction
+    torch.set_float32_matmul_precision("highest")  # no TF32, no bfloat16 in float32 products
+    cuda.allow_bf16_reduced_precision_reduction = False  # no bfloat16 sums in bfloat16 products
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before[0])
+        cuda.allow_bf16_reduced_precision_reduction = before[1]
