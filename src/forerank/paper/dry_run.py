@@ -131,7 +131,8 @@ def describe(
         f"runs      {len(plan)}, of which {len(done)} are there and {len(left)} to do",
         f"steps     {found.steps(recipe):,} of {recipe.batch.batch_size} images each",
         f"memory    {needed / gib:.1f} GiB a process for {recipe.batch.batch_size} images over {processes} "
-        f"process{'es' if processes > 1 else ''} ({found.activation_bytes / 2**20:.0f} MiB an image, measured); "
+        f"process{'es' if processes > 1 else ''} ({found.activation_bytes / 2**20:.0f} MiB an image, "
+        "measured); "
         f"{found.available_bytes / gib:.1f} GiB free on this {found.device}"
         + ("" if fits else f"; too much: add --set batch.micro_batch={found.fitting_micro_batch(processes)}"),
         f"time      {_time(found, left, [r['seconds'] for r in done], processes, side_by_side)}",
