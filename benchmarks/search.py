@@ -24,7 +24,6 @@ import numpy as np
 
 from forerank.console import format_table, say
 from forerank.search import Row, hnsw, open_engine
-from forerank.search.index import Index
 
 K = 10
 
@@ -160,13 +159,17 @@ async def _client(port: int, paths: list[str], times: list[float]) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(head.decode())
-        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        length = next(
+            int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
+        )
         await reader.readexactly(length)
         times.append(1000 * (time.perf_counter() - started))
     writer.close()
 
 
-def page_under_load(folder: Path, vectors: np.ndarray, clients: int = 50, requests: int = 20) -> list[list[Any]]:
+def page_under_load(
+    folder: Path, vectors: np.ndarray, clients: int = 50, requests: int = 20
+) -> list[list[Any]]:
     """p50 and p99 of each kind of request with that many visitors at once."""
     from PIL import Image
 
@@ -180,7 +183,9 @@ def page_under_load(folder: Path, vectors: np.ndarray, clients: int = 50, reques
     engine = open_engine(place, approximate=False)
     with engine.update(vectors.shape[1], "benchmark") as update:
         update.put(rows, vectors)
-        update.finish(rows, {"model": {"fingerprint": "benchmark"}, "root": str(images), "labelled": True}, None)
+        update.finish(
+            rows, {"model": {"fingerprint": "benchmark"}, "root": str(images), "labelled": True}, None
+        )
     code = (
         "import sys; from forerank.search.index import Index; from forerank.web.serving import serve_index\n"
         "serve_index(Index.open(sys.argv[1]), port=0)"
@@ -194,7 +199,9 @@ def page_under_load(folder: Path, vectors: np.ndarray, clients: int = 50, reques
         kinds = {
             "page": lambda: "/",
             "gallery, 60 images": lambda: f"/api/gallery?limit=60&after={rng.integers(len(vectors))}",
-            "search with an image of the index": lambda: f"/api/rows/{rng.integers(len(vectors))}/search?k=24",
+            "search with an image of the index": lambda: (
+                f"/api/rows/{rng.integers(len(vectors))}/search?k=24"
+            ),
             "thumbnail": lambda: f"/images/{rng.integers(2000)}",
         }
         lines = []
@@ -244,7 +251,10 @@ def main() -> None:
             vectors = make_vectors(count, dim)
             for kind in ("exact", "HNSW"):
                 results.append(compare(f"{count:,} x {dim}", vectors, Path(temporary), kind, options.quick))
-                print(format_table(["set", "kind", "what", "ours", "faiss", "ratio"], shown(results[-1])), flush=True)
+                print(
+                    format_table(["set", "kind", "what", "ours", "faiss", "ratio"], shown(results[-1])),
+                    flush=True,
+                )
         if not options.only or options.only == "page":
             count, dim = sets[0]
             page = page_under_load(Path(temporary), make_vectors(count, dim))

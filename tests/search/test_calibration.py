@@ -63,7 +63,10 @@ def test_the_threshold_by_hand():
 
 def test_a_precision_out_of_reach_is_refused_with_the_best():
     trials = Trials(np.array([0.9, 0.5]), np.array([False, True]), np.array([0.3, 0.2]), np.array(["a", "b"]))
-    with pytest.raises(InputError, match=r"no threshold gives a precision of 99\.0% with 1 answers or more: the best is 50\.0%"):
+    with pytest.raises(
+        InputError,
+        match=r"no threshold gives a precision of 99\.0% with 1 answers or more: the best is 50\.0%",
+    ):
         choose(trials, precision=0.99, absent=0.5, least=1)
 
 

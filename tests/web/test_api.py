@@ -118,3 +118,24 @@ def test_a_calibrated_index_says_no_match(shapes_index, retriever, picture):
         assert answer["found"] is False
         assert not any(hit["trusted"] for hit in answer["hits"])
         assert client.get("/api/index").json()["precision"] == "90.0% right (80.0% to 100.0%)"
+
+
+def test_the_same_page_on_milvus(tmp_path, shapes, retriever, index, picture):
+    pytest.importorskip("pymilvus")
+    pytest.importorskip("milvus_lite")
+    from forerank.search import Index, build_index
+
+    address = f"milvus:{tmp_path / 'shapes.db'}"
+    build_index(retriever, shapes, address)
+    stored = Index.open(address, model=retriever)
+    with TestClient(create_app(stored), base_url="http://localhost") as client:
+        rows = client.get("/api/gallery", params={"limit": 240}).json()["rows"]
+        assert {row["path"] for row in rows} == {row.path for row in index.engine.page(limit=100)}
+        answer = client.post("/api/search", params={"k": 5}, content=picture()).json()
+        assert [hit["path"] for hit in answer["hits"]] == [hit.path for hit in index.search(picture(), 5)]
+        number = rows[0]["id"]
+        assert client.get(f"/images/{number}").status_code == 200
+        assert len(client.get(f"/api/rows/{number}/search").json()["hits"]) == 24
+        assert "<svg" in client.get(f"/api/rows/{number}/penalties").json()["figure"]
+        assert client.get("/images/12345").status_code == 404
+    stored.close()

@@ -25,7 +25,7 @@ OWN_STYLE = """
 .row { display: flex; flex-wrap: wrap; gap: .7rem; align-items: flex-start; padding: .9rem 0;
   border-top: 1px solid var(--rule); }
 .row:first-child { border-top: 0; }
-.row > p { flex: 1 1 100%; margin: 0; }
+.row > p { flex: 1 1 100%; max-width: none; margin: 0; }
 .shot { width: 104px; font-size: .8rem; overflow-wrap: anywhere; line-height: 1.3; margin: 0;
   color: var(--soft); }
 .shot img, .shot .none { width: 104px; height: 104px; object-fit: contain; background: var(--paper);

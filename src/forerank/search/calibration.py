@@ -133,9 +133,7 @@ def play(
     return Trials(np.where(present, np.maximum(same, other), -np.inf), same > other, other, names)
 
 
-def choose(
-    trials: Trials, *, precision: float, absent: float, least: int = 20, seed: int = 0
-) -> Calibration:
+def choose(trials: Trials, *, precision: float, absent: float, least: int = 20, seed: int = 0) -> Calibration:
     """The lowest threshold whose precision is the wanted one, with an interval by drawing classes anew."""
     present = np.isfinite(trials.nearest)
     gone = np.isfinite(trials.nearest_other)

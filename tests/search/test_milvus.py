@@ -1,0 +1,98 @@
+"""What only Milvus has: a server that goes away, and rows that arrive one batch at a time."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pymilvus")
+pytest.importorskip("milvus_lite")
+
+from forerank.errors import ForerankError, InputError
+from forerank.search import Index, milvus, open_engine
+
+
+@pytest.fixture
+def own_server(milvus_server, tmp_path):
+    server = type(milvus_server)(tmp_path / "data")
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_a_server_that_is_killed_and_comes_back_loses_nothing(
+    own_server, make_rows, random_vectors, meta, capsys
+):
+    rows, vectors = make_rows([f"a/{i:03d}.png" for i in range(90)]), random_vectors(90)
+    engine = open_engine(own_server.address)
+    with engine.update(16, "model-a") as update:
+        update.put(rows[:30], vectors[:30])
+        own_server.kill()
+        back = threading.Timer(1.0, own_server.start)
+        back.start()
+        started = time.monotonic()
+        update.put(rows[30:60], vectors[30:60])  # waits, tries again, succeeds
+        assert time.monotonic() - started > 0.5
+        back.join()
+        own_server.kill()
+        own_server.start()
+        update.put(rows[60:], vectors[60:])
+        update.finish(rows, meta, None)
+    assert "trying again in" in capsys.readouterr().err
+    catalogue = engine.catalogue()
+    assert len(catalogue) == engine.count() == 90
+    np.testing.assert_array_equal(engine.vectors([catalogue[row.path].id for row in rows]), vectors)
+    engine.close()
+
+
+def test_a_server_that_stays_away_is_told_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(milvus, "ATTEMPTS", 2)
+    with pytest.raises(ForerankError, match=r"cannot reach milvus:http://127\.0\.0\.1:9"):
+        open_engine("milvus:http://127.0.0.1:9").meta()
+
+
+def test_a_half_loaded_index_says_so(tmp_path, make_rows, random_vectors, capsys):
+    engine = open_engine(f"milvus:{tmp_path / 'half.db'}")
+    with engine.update(16, "model-a") as update:
+        update.put(make_rows(["a/1.png"]), random_vectors(1))
+    index = Index(engine)
+    assert "only partly loaded" in capsys.readouterr().err
+    assert len(index.search_vectors(random_vectors(1), 5)[0]) == 1
+    with pytest.raises(InputError, match="no copy of its model"):
+        index.search("x.png")
+    engine.close()
+
+
+def test_another_process_has_the_file(tmp_path, fill, make_rows, random_vectors):
+    import subprocess
+    import sys
+
+    address = f"milvus:{tmp_path / 'own.db'}"
+    engine = open_engine(address)
+    fill(engine, make_rows(["a/1.png"]), random_vectors(1))
+    code = "import sys; from forerank.search import open_engine; print(open_engine(sys.argv[1]).count())"
+    blocked = subprocess.run(
+        [sys.executable, "-c", code, address], capture_output=True, text=True, check=False
+    )
+    assert "another process has it open" in blocked.stderr
+    engine.close()
+    free = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, check=True)
+    assert free.stdout.strip() == "1"
+
+
+def test_two_contents_with_one_id_live_side_by_side(tmp_path, make_rows, random_vectors, meta, monkeypatch):
+    """One chance in 2^53 becomes certainty: every row wants the same id."""
+    monkeypatch.setattr(milvus, "id_of", lambda content, path: milvus.LARGEST_ID)
+    rows, vectors = make_rows(["a/1.png", "a/2.png", "a/3.png"]), random_vectors(3)
+    engine = open_engine(f"milvus:{tmp_path / 'same.db'}")
+    for _ in range(2):
+        with engine.update(16, "model-a") as update:
+            for row, vector in zip(rows, vectors, strict=True):
+                if row.content not in update.stored():
+                    update.put([row], vector[None])
+            update.finish(rows, meta, None)
+    catalogue = engine.catalogue()
+    assert len(catalogue) == 3
+    np.testing.assert_array_equal(engine.vectors([catalogue[row.path].id for row in rows]), vectors)
+    engine.close()
