@@ -30,7 +30,7 @@ def test_two_processes_equal_one_with_the_joint_batch(
         out, talk = process.communicate(timeout=300)
         assert process.returncode == 0, talk
         assert out.count('"training_seconds"') == 1  # only the first process speaks
-        assert talk.count("validation recall@1") == 2
+        assert talk.count(": validation recall@1") == 3
     one, two = losses(runs[1]), losses(runs[2])
     assert len(one) == len(two) == 20
     assert one == pytest.approx(two, abs=1e-5)

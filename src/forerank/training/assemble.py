@@ -130,15 +130,21 @@ def encode(model: EmbeddingModel, inputs: Tensor, recipe: Recipe, device: torch.
 def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
     """The recipe's model; `plain`: as it was pretrained, without a head: what training is measured by."""
     m = recipe.model
-    model = create_model(
-        m.backbone,
-        embedding_dim=None if plain else m.embedding_dim,
-        pooling=m.pooling,
-        layer_norm=m.layer_norm and not plain,
-        pretrained=m.pretrained,
-        freeze_batch_norm=m.freeze_batch_norm,
-        seed=recipe.seed,
-    )
+
+    def build(width: int | None) -> EmbeddingModel:
+        return create_model(
+            m.backbone,
+            embedding_dim=width,
+            pooling=m.pooling,
+            layer_norm=m.layer_norm and not plain,
+            pretrained=m.pretrained,
+            freeze_batch_norm=m.freeze_batch_norm,
+            seed=recipe.seed,
+        )
+
+    model = build(None if plain else m.embedding_dim or None)
+    if not plain and m.embedding_dim == 0:
+        model = build(model.feature_dim)
     model.preprocessing = replace(model.preprocessing, crop=recipe.data.crop)
     return model
 

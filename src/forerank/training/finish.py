@@ -67,7 +67,7 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     """Measure the model as it came, keep it as the first `best`, and remember the numbers.
 
     Returns:
-        "choice": recall@1 on the part that chooses (None without one); "test": name -> Evaluation.
+        "choice": the choosing figure of the part that chooses (None without one); "test": name -> Evaluation.
     """
     recipe, processes = a.recipe, a.processes
     stored = run / BEFORE
@@ -92,25 +92,18 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
         evaluations[name] = measure(
             embed(encode_plain, a.test, recipe, processes), recipe, processes, full=True
         )
-    choice = None
-    if a.chooser is a.test:
-        choice = float(evaluations[name]["recall@1"])
-    elif a.chooser is not None:
-        choice = float(
-            measure(embed(encode_plain, a.chooser, recipe, processes), recipe, processes, full=False)[
-                "recall@1"
-            ]
-        )
+    chooser = evaluations.get(name) if a.chooser is a.test else None
+    if a.chooser is not None and chooser is None:
+        chooser = measure(embed(encode_plain, a.chooser, recipe, processes), recipe, processes, full=False)
+    choice = None if chooser is None else float(chooser[recipe.evaluation.choose_by])
     if processes.first:
         write_checkpoint(run, "pretrained", (BEST,), lambda folder: _write_plain(folder, plain, choice))
         write_json(stored, {"choice": choice, "test": {k: e.to_dict() for k, e in evaluations.items()}})
-        known = {"test": float(evaluations[name]["recall@1"])} if name in evaluations else {}
-        known |= {"validation": choice} if choice is not None else {}
-        if known:
-            say(
-                f"{name}: recall@1 "
-                + ", ".join(f"{part} {100 * recall:.2f}" for part, recall in known.items())
-            )
+        known = {"test": evaluations.get(name), "validation": chooser}
+        for part, found in known.items():
+            if found is not None:
+                figures = ", ".join(f"{key} {100 * found[key]:.2f}" for key in ("recall@1", "map@r"))
+                say(f"{name}: {part} {figures}")
     wait_for_all(processes)
     return {"choice": choice, "test": evaluations}
 
@@ -156,6 +149,7 @@ def finish(
         "best_step": state["best_step"],
         "steps": state["step"],
         "validation": {
+            "figure": recipe.evaluation.choose_by,
             "before": before["choice"],
             "best": state["best"] if before["choice"] is not None else None,
         },
@@ -203,8 +197,8 @@ def notes_of(
     notes = list(about_data)
     if choice is not None and state["best_step"] == 0:
         notes.append(
-            f"training did not raise recall@1 on the validation classes above the {before_name(recipe)} "
-            f"model's {100 * choice:.2f}: that model is kept"
+            f"training did not raise {recipe.evaluation.choose_by} on the validation classes above the "
+            f"{before_name(recipe)} model's {100 * choice:.2f}: that model is kept"
         )
     if choice is None:
         notes.append("no validation classes were held out: the last checkpoint is the model")

@@ -36,7 +36,7 @@ class State:
 
     step: int = 0  # steps done
     validated: int = -1  # the step of the last validation
-    best: float = -1.0  # best validation recall@1 so far
+    best: float = -1.0  # best figure of the validation so far: `evaluation.choose_by`
     best_step: int = 0  # where it was reached; 0 is the pretrained model
     stale: int = 0  # validations since then
     broken: bool = False  # the loss was no longer a number
@@ -183,16 +183,18 @@ def _validate(a: Assembly, state: State, record: Record, run: Path, interruption
         _save(run, a, state, LAST)
         raise InterruptedRun(run, state.step, interruption.signal) from None
     state.validated = state.step
-    recall = float(found["recall@1"])
-    improved = recall > state.best
+    figure = a.recipe.evaluation.choose_by
+    improved = found[figure] > state.best
     state.stale = 0 if improved else state.stale + 1
     if improved:
-        state.best, state.best_step = recall, state.step
+        state.best, state.best_step = float(found[figure]), state.step
         _save(run, a, state, BEST)
-    record.add(state.step, validation={"recall@1": recall, "map@r": float(found["map@r"])})
+    figures = {name: float(found[name]) for name in ("recall@1", "map@r")}
+    record.add(state.step, validation=figures)
     if a.processes.first:
         verdict = ", the best so far" if improved else ""
-        say(f"step {state.step:,}: validation recall@1 {100 * recall:.2f}{verdict}")
+        shown = ", ".join(f"{name} {100 * value:.2f}" for name, value in figures.items())
+        say(f"step {state.step:,}: validation {shown}{verdict}")
 
 
 def _save(run: Path, a: Assembly, state: State, link: str) -> None:

@@ -36,7 +36,7 @@ class Model:
 
     backbone: str = setting("efficientnet-lite0", "see: forerank models list")
     embedding_dim: int | None = setting(
-        512, "length of an embedding; null: the backbone's features as they are"
+        512, "length of an embedding; 0: as long as the features; null: no head, the features themselves"
     )
     pooling: Literal["average", "gem"] = setting("average", "how the feature map becomes one vector")
     layer_norm: bool = setting(False, "layer norm before the linear embedding")
@@ -109,6 +109,10 @@ class Evaluation:
 
     every: int | None = setting(None, "steps between validations; null: once an epoch")
     patience: int | None = setting(10, "validations without a better recall before stopping; null: never")
+    choose_by: Literal["recall@1", "map@r"] = setting(
+        "recall@1",
+        "figure that chooses the checkpoint; with few validation classes mAP@R is the steadier one",
+    )
     choose_on: Literal["validation", "test"] = setting(
         "validation", "part that chooses the checkpoint; test is what the authors did, and the report says so"
     )
