@@ -22,7 +22,7 @@ SAMPLE = 256  # gallery items that tell easy queries from hard ones
 # What an item costs that reaches a query's lowest threshold, and one that a bfloat16 screen leaves undecided,
 # in the time that screening one pair takes; a query is easy if that pays on average. Measured on two cores.
 REACHED, UNDECIDED, EASY = 6.0, 100.0, 1.5
-WIDE = 64  # positives from which a query is counted in float64 outright
+WIDE = 32  # a query with more positives is counted in float64 outright
 
 
 @dataclass
@@ -239,13 +239,15 @@ def _count_float64(
     place = (torch.from_numpy(positives.offsets[some + 1])[:, None] - 1 - column)[filled]
     threshold = torch.full((len(queries), width), np.inf, dtype=torch.float64)
     threshold[filled] = torch.from_numpy(positives.similarity)[place]
-    threshold, query = threshold.to(rows.device), rows.float64(queries)
-    base = torch.arange(len(queries), device=rows.device)[:, None] * (width + 1)
+    # One sorted list of both edges of every tie zone: an item's place in it answers all questions.
+    edges, order = torch.cat([threshold + TIE, threshold - TIE], dim=1).to(rows.device).sort(dim=1)
+    query, bins = rows.float64(queries), 2 * width + 1
+    base = torch.arange(len(queries), device=rows.device)[:, None] * bins
+    histogram = torch.zeros(len(queries) * bins, dtype=torch.int64, device=rows.device)
     for begin in range(0, len(gallery), BLOCK):
         similarity = query @ rows.float64(gallery[begin : begin + BLOCK]).T
-        for row, edges, right in ((0, threshold + TIE, False), (1, threshold - TIE, True)):
-            passed = torch.searchsorted(edges, similarity, right=right)  # thresholds that each item passes
-            histogram = torch.bincount((base + passed).flatten(), minlength=len(queries) * (width + 1))
-            histogram = histogram.view(len(queries), width + 1)
-            at_least = histogram.flip(1).cumsum(1).flip(1)[:, 1:]  # items passing threshold 1, 2, ...
-            counts[row, place.to(rows.device)] += at_least[filled.to(rows.device)]
+        passed = torch.searchsorted(edges, similarity, right=True)  # edges that each item reaches
+        histogram += torch.bincount(passed.add_(base).flatten(), minlength=len(histogram))
+    reached = histogram.view(-1, bins).flip(1).cumsum(1).flip(1)[:, 1:]  # items that reach edge 1, 2, ...
+    reached = torch.empty_like(reached).scatter_(1, order, reached)
+    counts[:, place.to(rows.device)] += reached.view(len(queries), 2, width).transpose(0, 1)[:, filled]
