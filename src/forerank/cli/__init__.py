@@ -12,14 +12,23 @@ from forerank.errors import ForerankError, unknown
 
 # Verb -> (function, one line of help). Functions are imported only when their verb is used.
 VERBS: dict[str, tuple[str, str]] = {
-    "audit": ("forerank.cli.audit:audit", "Look for wrong labels, classes with several centres, confusing pairs."),
-    "calibrate": ("forerank.cli.calibrate:calibrate", "Choose the similarity from which on a match is trusted."),
+    "audit": (
+        "forerank.cli.audit:audit",
+        "Look for wrong labels, classes with several centres, confusing pairs.",
+    ),
+    "calibrate": (
+        "forerank.cli.calibrate:calibrate",
+        "Choose the similarity from which on a match is trusted.",
+    ),
     "data": ("forerank.cli.data:app", "Data sets: list them, look at one, check every image, download."),
     "demo": ("forerank.cli.demo:demo", "The main job on embedded data, in about a minute: start here."),
     "doctor": ("forerank.cli.doctor:doctor", "What this machine has, what is missing and how to get it."),
     "duplicates": ("forerank.cli.duplicates:duplicates", "List near-identical images of an index."),
     "embed": ("forerank.cli.embed:embed", "Turn pictures into vectors with a run, a model or a backbone."),
-    "evaluate": ("forerank.cli.evaluate:evaluate", "Retrieval figures of a run, or of your own vectors and labels."),
+    "evaluate": (
+        "forerank.cli.evaluate:evaluate",
+        "Retrieval figures of a run, or of your own vectors and labels.",
+    ),
     "export": ("forerank.cli.export:export", "Write a model as ONNX, checked against torch."),
     "index": ("forerank.cli.index:index", "Embed images into an index that can be searched."),
     "losses": ("forerank.cli.losses:app", "List the losses; plot one you write down as a derivative."),
@@ -31,6 +40,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("forerank.cli.train:train", "Train on a folder of images or by a recipe; resume a run."),
 }
 
+_FIRST_STEPS = "Start with: forerank demo    Your images: forerank train ./my_images"
+
 
 def build_app(verb_in_use: str | None = None) -> App:
     """The command line as an object.
@@ -40,7 +51,7 @@ def build_app(verb_in_use: str | None = None) -> App:
     app = App(
         name="forerank",
         help="Train, evaluate and serve image retrieval by counting what stands before.",
-        help_epilogue="Start with: forerank demo    Your images: forerank train ./my_images",
+        help_epilogue=None if verb_in_use in VERBS else _FIRST_STEPS,
         version=__version__,
         help_format="plaintext",
         suppress_keyboard_interrupt=False,

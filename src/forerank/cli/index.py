@@ -30,7 +30,7 @@ def index(
 
         forerank index runs/glyphs glyphs -o glyphs.index
         forerank index efficientnet-lite0 ./photos -o photos.index
-        forerank index runs/shop ./catalogue -o milvus:http://10.0.0.5:19530#catalogue
+        forerank index runs/shop ./catalogue -o milvus:http://milvus.example:19530#catalogue
 
     Parameters
     ----------
