@@ -112,7 +112,6 @@ def compare(name: str, vectors: np.ndarray, folder: Path, kind: str, quick: bool
     truth = faiss.knn(queries[:200], vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
     found = engine.search(queries[:200], K).ids
     theirs = direct.search(queries[:200], K)[1]
-    del direct
     return {
         "set": name,
         "kind": kind,

@@ -34,9 +34,10 @@ class Audit:
         positives: (N,) other images with the same label.
         before: (N,) negatives before its positives, mean over them; NaN for an image alone in its class.
         before_nearest: (N,) negatives before the nearest positive.
-        chance: (N,) the chance that positives scattered at random would bring one this near or nearer: close
-            to 0 for an image among its own, anywhere in 0 to 1 for one whose label says nothing about it.
-        suspect: (N,) whether the label is likely wrong: chance at or above the limit.
+        chance: (N,) the chance that positives scattered at random would bring one nearer than the nearest is:
+            close to 0 for an image among its own, anywhere in 0 to 1 for one whose label says nothing.
+        suspect: (N,) whether the label is likely wrong: the chance is at or above the limit, and the nearest
+            images suggest another label.
         suggestion: (N,) the label most frequent among the nearest images.
         agreement: (N,) share of the nearest images that have the suggested label.
         split_classes: classes with several centres.
@@ -57,9 +58,10 @@ class Audit:
     nearest: Ints
 
     def order(self) -> Ints:
-        """All rows, most suspicious first."""
+        """All rows, suspects before the others, most suspicious first."""
         chance = np.nan_to_num(self.chance, nan=-1.0)
-        return np.lexsort((-np.nan_to_num(self.before), -np.nan_to_num(self.before_nearest), -chance))
+        nearest = np.nan_to_num(self.before_nearest)
+        return np.lexsort((-np.nan_to_num(self.before), -nearest, -chance, ~self.suspect))
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ def audit(
     """Audit the labels of a table by the vectors (N, D) of its images.
 
     Args:
-        limit: an image is suspected when its `chance` is at least this. If a wrong label is any other label,
-            at least a share 1 - limit of the wrong ones is found, whatever the model; a better model suspects
+        limit: of `chance`, from which on an image may be suspected. If a wrong label is any other label, at
+            least a share 1 - limit of the wrong ones is found, whatever the model; a better model suspects
             fewer others.
         k: nearest images that suggest a label.
         pairs: confused pairs of classes to list.
@@ -120,7 +122,7 @@ def audit(
     chance = _chance(before_nearest, positives, size - 1 - positives)
     near = neighbours(vectors, codes, k=k)
     suggestion, agreement = _vote(near.index, near.similarity, codes, len(table.classes))
-    suspect = np.nan_to_num(chance, nan=0.0) >= limit
+    suspect = (np.nan_to_num(chance, nan=0.0) >= limit) & (table.classes[suggestion] != table.label)
     return Audit(
         table=table,
         positives=positives,
@@ -151,24 +153,19 @@ def score(found: Audit, wrong: npt.NDArray[np.bool_]) -> Found:
 
 
 def _chance(before_nearest: Floats, positives: Ints, negatives: Ints) -> Floats:
-    """Chance that the first of P positives, shuffled among N negatives, has at most R negatives before it.
+    """Chance that the first of P positives, shuffled among N negatives, has fewer than R negatives before it.
 
-    That is one minus the chance that the first R + 1 places are all negatives.
+    That is one minus the chance that the first R places are all negatives.
 
-    >>> _chance(np.array([0.0]), np.array([1]), np.array([3])).round(6).tolist()
-    [0.25]
+    >>> _chance(np.array([0.0, 1.0]), np.array([1, 1]), np.array([3, 3])).round(6).tolist()
+    [0.0, 0.25]
     """
     result = np.full(len(before_nearest), np.nan)
     for i, r in enumerate(before_nearest):
-        if np.isnan(r):
-            continue
-        p, n = int(positives[i]), int(negatives[i])
-        if r + 1 > n:
-            result[i] = 1.0
-        else:
-            m = int(r) + 1
+        if not np.isnan(r):
+            p, n, m = int(positives[i]), int(negatives[i]), int(r)
             log_none = lgamma(n + 1) - lgamma(n - m + 1) - lgamma(n + p + 1) + lgamma(n + p - m + 1)
-            result[i] = -np.expm1(log_none)
+            result[i] = 0.0 - np.expm1(log_none)
     return result
 
 
