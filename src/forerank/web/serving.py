@@ -75,4 +75,5 @@ def serve_index(
             h11_max_incomplete_event_size=64_000,
         )
     )
-    server.run(sockets=[listening])
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+        server.run(sockets=[listening])

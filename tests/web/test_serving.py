@@ -1,0 +1,56 @@
+"""`forerank serve` as a process."""
+
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from forerank.cli import run
+
+
+def test_the_command_serves_and_ends(shapes_index, picture):
+    command = [sys.executable, "-m", "forerank", "serve", str(shapes_index), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        line = process.stderr.readline()
+        assert line.startswith("80 images at http://127.0.0.1:")
+        site = line.split()[3]
+        assert "Find it again" in httpx.get(site).text
+        # The index brings its own copy of the model: nothing else is needed to answer.
+        answer = httpx.post(f"{site}/api/search", content=picture("blue", "square"), timeout=60).json()
+        assert "blue" in answer["hits"][0]["label"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_port_that_is_taken(site, shapes_index, capsys):
+    port = site.rpartition(":")[2]
+    assert run(["serve", str(shapes_index), "--port", port]) == 2
+    assert "Try another --port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["upload-megabytes", "upload-megapixels"])
+def test_limits_can_be_set(shapes_index, size, picture):
+    command = [
+        sys.executable,
+        "-m",
+        "forerank",
+        "serve",
+        str(shapes_index),
+        "--port",
+        "0",
+        f"--{size}",
+        "0.001",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        site = process.stderr.readline().split()[3]
+        assert httpx.post(f"{site}/api/search", content=picture(), timeout=60).status_code in (400, 413)
+    finally:
+        process.kill()
+        process.communicate()
