@@ -54,14 +54,14 @@ def test_losing_least_is_about_the_change(invented: Study, write_results: Callab
 
 
 def test_a_crash_must_be_seen_to_be_believed(invented: Study, write_results: Callable[..., None]) -> None:
-    for alpha in (1, 2, 8, 12, 16):
+    for alpha in (1, 2, 8, 16, 32):
         write_results(invented, Condition("Dq", options=(("alpha", float(alpha)),)), "recall@1", [0.7] * 3)
     write_results(invented, Condition("Dq"), "recall@1", [0.7] * 3)
     said = "A large alpha makes training crash by exploding gradients"
     assert verdict(invented, said).word == claims.FAILS
     for seed in range(3):
-        (invented.run(Condition("Dq", options=(("alpha", 16.0),)), seed).folder / "paper.json").unlink()
-    write_results(invented, Condition("Dq", options=(("alpha", 16.0),)), "recall@1", [0.1] * 3, broke=True)
+        (invented.run(Condition("Dq", options=(("alpha", 32.0),)), seed).folder / "paper.json").unlink()
+    write_results(invented, Condition("Dq", options=(("alpha", 32.0),)), "recall@1", [0.1] * 3, broke=True)
     assert verdict(invented, said).word == claims.HOLDS
 
 

@@ -126,7 +126,7 @@ def _examples(study: Study) -> Product:
     return _figure(
         "retrieval-examples",
         study,
-        (11, 1.25 * len(found.query) + 0.5),
+        (11, 1.06 * len(found.query) + 0.5),
         lambda f: examples.draw(f, found),
         notes=examples.notes(study),
     )

@@ -20,6 +20,8 @@ figure.drawn {
 figure.drawn img { display: block; width: 100%; height: auto; max-width: 60rem; margin: 0 auto; }
 figure.drawn img.small { max-width: 34rem; }
 section .scroll { margin-top: 1rem; }
+section > .scroll th, section > .scroll td { padding: .3rem .55rem; }
+section > .scroll th:first-child { padding-left: 0; }
 section .scroll ~ p, .said p { color: var(--soft); font-size: .93rem; max-width: 60rem; }
 tr:has(th:empty) th, tr:has(th:empty) td { border-top: 0; }
 tbody tr:has(+ tr > th:empty) th, tbody tr:has(+ tr > th:empty) td { border-bottom-color: transparent; }
@@ -132,13 +134,13 @@ def _section(name: str, values: dict[str, Any], study: Study) -> str:
     said = "".join(f"<p>{escape(note)}</p>" for note in values["notes"])
     count, seconds = int(values["runs"]["count"]), values["runs"]["seconds"]
     rests = (
-        f"{count} training runs, {seconds / 60:.0f} minutes of training in all, shared ones included; "
+        f"{count} training runs, {seconds / 60:.0f} minutes of training in all, shared ones included. "
         if count
         else ""
     )
     return (
         f'<section id="{name}"><h2>{escape(values["title"])}</h2>'
-        f'<p class="made">{escape(values["reference"])}. {rests}Made in {values["seconds"]:.0f} s by: '
+        f'<p class="made">{escape(values["reference"])}. {rests}Made by: '
         f"<code>forerank paper run {name} --on {escape(study.on)} --seeds {study.seeds}</code></p>"
         f'{drawn}{"".join(values["tables"])}<div class="said">{said}</div></section>'
     )

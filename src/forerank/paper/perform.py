@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from forerank.console import say
-from forerank.errors import InputError, unknown
+from forerank.errors import ForerankError, InputError, unknown
 from forerank.paper import claims, page, runs
 from forerank.paper.experiments import EXPERIMENTS, experiment
 from forerank.paper.make import Product, make
@@ -57,9 +57,8 @@ def perform(
     """
     study.folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    plan = plan_of(names, study)
-    if plan:
-        runs.carry_out(plan, side_by_side=side_by_side or default_side_by_side(study), processes=processes)
+    at_once = side_by_side or default_side_by_side(study)
+    failed = runs.carry_out(plan_of(names, study), side_by_side=at_once, processes=processes)
     products = []
     for name in names:
         product = make(name, study)
@@ -68,6 +67,11 @@ def perform(
     claims.write(study)
     where = page.write(study)
     say(f"{len(names)} experiments in {time.perf_counter() - began:.0f} s; the page: {where}")
+    if failed:
+        raise ForerankError(
+            f"{len(failed)} training runs failed and are missing from the results, the first: {failed[0]}; "
+            "the same command tries them again"
+        )
     return products
 
 

@@ -16,32 +16,30 @@ from forerank.paper.study import RESULT, Run
 from forerank.training.recipe import recipe_text
 
 
-def carry_out(runs: Sequence[Run], *, side_by_side: int = 1, processes: int = 1) -> float:
-    """Train every run that has not ended; the seconds it took.
+def carry_out(runs: Sequence[Run], *, side_by_side: int = 1, processes: int = 1) -> list[str]:
+    """Train every run that has not ended; what went wrong, one line for each run that failed.
 
     Args:
         runs: the plan; runs that have ended are skipped, those begun are taken up.
         side_by_side: how many to train at once, each on its share of the cores (small runs on a CPU).
         processes: processes of each run, started with torchrun (one a GPU).
     """
-    began = time.perf_counter()
     left = [run for run in runs if run.result() is None]
     if not left:
-        return 0.0
+        return []
     say(f"{len(runs) - len(left)} of {len(runs)} training runs are there, {len(left)} to do")
+    began = time.perf_counter()
     failed: list[str] = []
     with progress_bar("training runs", len(left)) as advance:
-        for run, problem in _results(left, side_by_side, processes):
+        for number, (run, problem) in enumerate(_results(left, side_by_side, processes), start=1):
             advance(1, note=run.title)
             if problem:
                 failed.append(f"{run.title}: {problem}")
                 say(f"failed: {failed[-1]}")
-    if failed:
-        raise ForerankError(
-            f"{len(failed)} of {len(left)} training runs failed, the first: {failed[0]}. "
-            "The same command takes up the rest; what each run said is in its training.log"
-        )
-    return time.perf_counter() - began
+            elif number % 10 == 0:
+                rest = (time.perf_counter() - began) / number * (len(left) - number)
+                say(f"{number} of {len(left)} trained, about {rest / 60:.0f} minutes to go")
+    return failed
 
 
 def _results(left: Sequence[Run], side_by_side: int, processes: int) -> Iterator[tuple[Run, str]]:

@@ -35,7 +35,7 @@ class Sweep:
 
 
 SWEEPS: dict[str, Sweep] = {
-    "sweep-alpha": Sweep("alpha", "Dq", (1, 2, 4, 8, 12, 16), 4),
+    "sweep-alpha": Sweep("alpha", "Dq", (1, 2, 4, 8, 16, 32), 4),
     "sweep-b": Sweep("b", "Ib", (0.5, 1, 2, 4, 8), 2),
     "sweep-p": Sweep("|P|", "Dq", (2, 4, 8, 16), 4),
 }
@@ -141,6 +141,13 @@ def largest_count(alpha: float, dtype: "torch.dtype", *, stable: bool, limit: fl
     return low
 
 
+def naive_reach(alpha: float) -> float:
+    """The largest R at which the power as it is written still has a derivative in float32."""
+    import torch
+
+    return largest_count(alpha, torch.float32, stable=False)
+
+
 def draw_overflow(axis: "Axes", batch: int = 384) -> None:
     """How many negatives may stand before a positive until the derivative stops being a number."""
     import torch
@@ -152,8 +159,9 @@ def draw_overflow(axis: "Axes", batch: int = 384) -> None:
         axis.plot(alphas, naive, color=COLOURS["Iu"], linestyle=style, label=f"as written, {name}")
         axis.plot(alphas, stable, color=COLOURS["Dq"], linestyle=style, label=f"as computed here, {name}")
     axis.axhline(batch, color="#8a8f98", linewidth=1, linestyle=":")
-    axis.text(32, batch, f"a batch of {batch}", ha="right", va="bottom", fontsize=9, color="#5f6368")
+    axis.text(9, batch, f"a batch of {batch}", ha="center", va="bottom", fontsize=9, color="#5f6368")
     axis.set_yscale("log")
+    axis.set_ylim(0.7, 3e5)
     axis.set(
         xlabel="α",
         ylabel="largest R with a finite derivative",
@@ -178,7 +186,7 @@ def finding(name: str, study: Study) -> list[str]:
         import torch
 
         broke = sum(broken(study, sweep.condition(value)) for value in sweep.values)
-        reach = largest_count(16, torch.float32, stable=False)
+        reach = naive_reach(16)
         half = largest_count(4, torch.float16, stable=False)
         said.append(
             f"{broke} of {len(sweep.values) * study.seeds} runs broke. Written as 1 - 1/(1+R)^alpha, the "
