@@ -1,5 +1,7 @@
 """Gradient caching: the gradient of the whole batch, with its randomness, bank and precision."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,43 @@ def test_a_run_in_micro_batches_is_the_run_of_the_whole_batch(
     assert len(curves[0]) == 10
     assert curves[0] == pytest.approx(curves[1], abs=tolerance)
     assert curves[0][0] != curves[0][-1]
+
+
+MEMORY = """
+import sys
+import subprocess
+import sys
+from pathlib import Path
+import torch
+from forerank import PNPLoss, create_model
+from forerank.training import backward_in_chunks
+
+def status(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+chunk, cpu = int(sys.argv[1]), torch.device("cpu")
+torch.set_num_threads(1)
+model, loss = create_model("glyphnet", embedding_dim=16), PNPLoss()
+images, labels = torch.randn(512, 1, 32, 32), torch.arange(128).repeat_interleave(4)
+backward_in_chunks(model, images[:16].split(16), images[:16].split(16), lambda e: loss(e, labels[:16]), cpu)
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+chunks = images.split(chunk)
+backward_in_chunks(model, chunks, chunks, lambda e: loss(e, labels), cpu)
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc"
+)
+def test_peak_memory_is_that_of_the_micro_batch() -> None:
+    whole, micro = (
+        int(
+            subprocess.run([sys.executable, "-c", MEMORY, str(chunk)], capture_output=True, check=True).stdout
+        )
+        for chunk in (512, 16)
+    )
+    assert whole > 100_000  # kB: the activations of 512 images
+    assert micro < whole / 8

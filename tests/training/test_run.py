@@ -153,4 +153,17 @@ def test_unreadable_images(images: Path, tmp_path: Path) -> None:
         train(load_recipe(broken, QUICK), tmp_path / "refused")
     for mode in ("full", "head"):
         outcome = train(load_recipe(broken, [*QUICK, "on_bad=skip", f"mode={mode}"]), tmp_path / mode)
+        assert "1 of 160 images cannot be read and are left out" in outcome.results["notes"]
         assert np.isfinite(outcome.results["test"]["trained"]["recall@1"])
+
+
+def test_a_picture_in_train_and_test_is_told(images: Path, tmp_path: Path) -> None:
+    import shutil
+
+    leaky = tmp_path / "leaky"
+    shutil.copytree(images, leaky)
+    for c in range(1, 20):
+        shutil.copy(leaky / "class_00" / "0.png", leaky / f"class_{c:02d}" / "0.png")
+    outcome = train(load_recipe(leaky, [*QUICK, "steps=2", "report=false"]), tmp_path / "run")
+    assert any("the figures flatter" in note for note in outcome.results["notes"])
+    assert any("under two labels" in note for note in outcome.results["notes"])

@@ -44,6 +44,9 @@ def cached_features(
     file = cache_folder() / "features" / f"{key}.safetensors"
     found = _read(file, part.table)
     if found is None:
+        if processes.first:
+            where = f"kept in {file.parent} for other runs"
+            say(f"computing features of {len(part.table):,} {part.title} images, {where}")
         embedded = embed(encode, part, recipe, processes, title="features of")
         found = torch.from_numpy(embedded.vectors), embedded.table
         if processes.first:

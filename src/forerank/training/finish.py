@@ -134,7 +134,12 @@ def _write_plain(folder: Path, model: EmbeddingModel, choice: float | None) -> N
 
 
 def finish(
-    run: Path, a: Assembly, before: Mapping[str, Any], record: Record, state: Mapping[str, Any]
+    run: Path,
+    a: Assembly,
+    before: Mapping[str, Any],
+    record: Record,
+    state: Mapping[str, Any],
+    about_data: list[str],
 ) -> Outcome:
     """Measure the chosen model on the test part, write results and report."""
     recipe, processes = a.recipe, a.processes
@@ -142,7 +147,7 @@ def finish(
     embedded = embed(lambda x: encode(chosen, x, recipe, processes.device), a.test, recipe, processes)
     after = measure(embedded, recipe, processes, full=True)
     evaluations = {**before["test"], "trained": after}
-    notes = notes_of(recipe, state, before["choice"], a.test.table.notes)
+    notes = notes_of(recipe, state, before["choice"], [*a.test.table.notes, *about_data])
     seconds = sum(row.get("seconds", 0.0) for row in record.history)
     results = {
         "test": {name: _numbers(e) for name, e in evaluations.items()},
@@ -191,7 +196,7 @@ def load_plain(recipe: Recipe) -> dict[str, Any]:
 
 
 def notes_of(
-    recipe: Recipe, state: Mapping[str, Any], choice: float | None, about_data: tuple[str, ...]
+    recipe: Recipe, state: Mapping[str, Any], choice: float | None, about_data: list[str]
 ) -> list[str]:
     """What a reader must not miss."""
     notes = list(about_data)

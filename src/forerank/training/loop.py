@@ -24,7 +24,7 @@ from forerank.training.interruption import InterruptedRun, Interruption
 from forerank.training.large_batch import backward_in_chunks
 from forerank.training.measure import embed, measure
 from forerank.training.optimise import rate_factor, set_rates
-from forerank.training.prepare import choose_device, open_parts, settle
+from forerank.training.prepare import check_images, choose_device, open_parts, settle
 from forerank.training.processes import average_gradients, bar, joined, largest, wait_for_all
 from forerank.training.recipe import Recipe
 from forerank.training.record import RESULTS, Record, claim_run
@@ -54,8 +54,10 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         parts = open_parts(recipe)
         recipe = settle(recipe, parts["train"], processes.count, device)
         build_loss(recipe, classes=2, embedding_dim=8)  # a wrong name or argument is refused before any work
+        notes: list[str] = []
         if processes.first:
             claim_run(run, recipe)
+            notes = check_images(run, parts, recipe)
         wait_for_all(processes)
         if (run / RESULTS).exists():
             return finished_outcome(run)
@@ -113,7 +115,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         del stream, batches  # ends the loading processes
         try:
             with interruption.at_once(processes.count == 1):
-                outcome = finish(run, a, before, record, asdict(state))
+                outcome = finish(run, a, before, record, asdict(state), notes)
         except KeyboardInterrupt:
             raise InterruptedRun(run, state.step, interruption.signal) from None
         finally:

@@ -1,15 +1,21 @@
 """Before the first step: the parts of the data, and a recipe in which nothing is left open."""
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from forerank.data import Table, hold_out, merge_classes, noisy_labels, open_table
+from forerank.data import Table, check_table, hold_out, merge_classes, noisy_labels, open_table
+from forerank.data.table import concatenate
 from forerank.errors import InputError
 from forerank.training.recipe import Recipe
+from forerank.training.record import write_json
 
+CHECKED = "data.json"
 # Classes in a batch that nobody chose.
 USUAL_CLASSES = 64
 
@@ -63,6 +69,41 @@ def open_parts(recipe: Recipe) -> dict[str, Table]:
         if len(parts[split]) == 0:
             raise InputError(f"{table.name} has no {split} images (source: {d.source})")
     return parts
+
+
+def check_images(run: Path, parts: Mapping[str, Table], recipe: Recipe) -> list[str]:
+    """Look at every image's header once a run; what a reader of the results must know, as sentences.
+
+    Raises:
+        InputError: images are missing or broken, and the recipe does not say to leave them out.
+    """
+    file = run / CHECKED
+    if not recipe.data.check or recipe.data.source == "glyphs":
+        return []
+    if file.exists():
+        known: list[str] = json.loads(file.read_text(encoding="utf-8"))["notes"]
+        return known
+    found = check_table(concatenate([part for part in parts.values() if len(part)]))
+    bad = [*found.missing, *found.broken]
+    if bad and recipe.data.on_bad == "refuse":
+        reason = "is missing" if found.missing else found.broken[bad[0]]
+        raise InputError(
+            f"{len(bad):,} of {found.images:,} images cannot be used, first {bad[0]} ({reason}): "
+            "mend or remove them, or give on_bad=skip"
+        )
+    notes = [f"{len(bad):,} of {found.images:,} images cannot be read and are left out"] if bad else []
+    if found.leaked:
+        notes.append(
+            f"{len(found.leaked):,} pictures are in training and in validation or test, first "
+            f"{' and '.join(found.leaked[0][:2])}: the figures flatter"
+        )
+    if found.conflicting:
+        notes.append(
+            f"{len(found.conflicting):,} pictures appear under two labels, first "
+            f"{' and '.join(found.conflicting[0][:2])}"
+        )
+    write_json(file, {"notes": notes})
+    return notes
 
 
 def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:

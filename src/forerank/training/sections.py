@@ -25,6 +25,7 @@ class Data:
         "paper", "training view: random crop of 224 from 256, or the authors' RandomResizedCrop"
     )
     on_bad: Literal["refuse", "skip"] = setting("refuse", "an unreadable image ends the run, or is left out")
+    check: bool = setting(True, "read every image's header first: missing, broken, in train and test alike")
     merge_classes: int = setting(0, "robustness study: merge every so many training classes into one; 0: off")
     noisy_labels: float = setting(0.0, "robustness study: share of training labels made wrong")
     workers: int | None = setting(None, "image loading processes; null: chosen by the machine")
