@@ -3,26 +3,38 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+T = TypeVar("T")
 
-def pool() -> ThreadPoolExecutor:
-    """Threads for numpy's work."""
-    return _pool(torch.get_num_threads())
+
+def in_slices(work: Callable[[slice], T], count: int, step: int) -> list[T]:
+    """Run `work` on consecutive slices by several threads; its results in order.
+
+    >>> in_slices(lambda some: some.stop - some.start, 10, 4)
+    [4, 4, 2]
+    """
+    slices = [slice(start, min(count, start + step)) for start in range(0, count, step)]
+    threads = torch.get_num_threads()
+    if threads == 1 or len(slices) < 2:
+        return [work(some) for some in slices]
+    # A few runs of slices for each thread: handing over every slice alone costs as much as small slices take.
+    run = -(-len(slices) // (2 * threads))
+    runs = [slices[start : start + run] for start in range(0, len(slices), run)]
+    return [
+        result for done in _pool(threads).map(lambda some: [work(s) for s in some], runs) for result in done
+    ]
+
+
+def in_parts(work: Callable[[slice], NDArray[Any]], count: int, step: int) -> NDArray[Any]:
+    """Like `in_slices`, with the resulting arrays joined."""
+    return np.concatenate(in_slices(work, count, step)) if count else work(slice(0, 0))
 
 
 @lru_cache(maxsize=4)
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="forerank-count")
-
-
-def in_parts(work: Callable[[slice], NDArray[Any]], count: int, step: int) -> NDArray[Any]:
-    """Run `work` on consecutive slices by several threads and join what it returns."""
-    slices = [slice(start, min(count, start + step)) for start in range(0, count, step)]
-    if len(slices) < 2:
-        return work(slice(0, count))
-    return np.concatenate(list(pool().map(work, slices)))

@@ -1,13 +1,13 @@
 """Counting on one tile of similarities: who is surely above a threshold, who is too near to tell."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forerank.ranking.hard_threads import in_parts, pool
+from forerank.ranking.hard_threads import in_parts, in_slices
 
 MULTIPLE = 8  # sides of a tile are multiples of it: eight flags are added up as one integer
 SLAB = 64  # rows counted together: 64 x 2,048 float32 and their flags stay in a core's own cache
@@ -71,7 +71,7 @@ def _reaching(tile: Tensor, lowest: Tensor, along: int) -> tuple[Tensor, Tensor]
         where: NDArray[np.int64] = np.flatnonzero(reached) + some.start * array.shape[1]
         return where
 
-    found = torch.from_numpy(in_parts(slab, len(array), SLAB))
+    found = torch.from_numpy(in_parts(slab, len(array), SLAB // 2))
     row = torch.div(found, array.shape[1], rounding_mode="floor")
     return row, found - row * array.shape[1]
 
@@ -84,11 +84,10 @@ def count_dense(tile: Tensor, bounds: Limits, along: int) -> Verdict:
     # (P, C): one threshold of all queries lies together, or comparing columns would crawl.
     low, high = (np.ascontiguousarray(x.numpy().T) for x in (bounds.low, bounds.high))
 
-    def slab(start: int) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-        part = array[start : start + SLAB]
-        own = slice(start, start + len(part)) if along == 1 else slice(None)
+    def slab(some: slice) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        part, own = array[some], some if along == 1 else slice(None)
         sure = np.zeros((low[0, own].size, len(low)), dtype=np.int64)
-        open_pairs: list[NDArray[Any]] = []
+        undecided = []  # places in (P, rows, columns), flat
         reached, passed = np.empty(part.shape, dtype=bool), np.empty(part.shape, dtype=bool)
         for p in range(len(low)):
             floor, ceiling = low[p, own], high[p, own]
@@ -100,18 +99,15 @@ def count_dense(tile: Tensor, bounds: Limits, along: int) -> Verdict:
             np.greater(part, ceiling, out=passed)
             sure[:, p] = _ones(passed, along)
             np.not_equal(reached, passed, out=reached)
-            found = np.flatnonzero(reached)
-            if len(found):
-                row, column = np.divmod(found, part.shape[1])
-                pair = (row + start, column) if along == 1 else (column, row + start)
-                open_pairs.append(np.stack([*pair, np.full(len(row), p)]))
-        return sure, open_pairs
+            undecided.append(reached.ravel().nonzero()[0] + (p * array.size + some.start * array.shape[1]))
+        return sure, np.concatenate(undecided) if undecided else np.empty(0, dtype=np.int64)
 
-    results = list(pool().map(slab, range(0, len(array), SLAB)))
+    results = in_slices(slab, len(array), SLAB)
     sure = np.concatenate([s for s, _ in results]) if along == 1 else np.sum([s for s, _ in results], axis=0)
-    pairs = [p for _, found in results for p in found]
-    query, item, threshold = np.concatenate(pairs, axis=1) if pairs else np.empty((3, 0), dtype=np.int64)
-    return Verdict(*(torch.from_numpy(x) for x in (sure, query, item, threshold)))
+    threshold, place = np.divmod(np.concatenate([found for _, found in results]), array.size)
+    row, column = np.divmod(place, array.shape[1])
+    pair = (row, column) if along == 1 else (column, row)
+    return Verdict(*(torch.from_numpy(x) for x in (sure, *pair, threshold)))
 
 
 def _ones(mask: NDArray[np.bool_], along: int) -> NDArray[np.int64]:
