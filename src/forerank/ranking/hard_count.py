@@ -111,15 +111,17 @@ class Counter:
             )
             gap = value.double() - self.similarity[slot]
             margin = screen.dot_margin(self.rows.dim)
-            above = slot[gap > margin]
-            self.counts += torch.bincount(above, minlength=self.counts.shape[1])
+            self._add(slot[gap > margin], (0, 1))
             open_ = gap.abs() <= margin
             slot, query, item = slot[open_], query[open_], item[open_]
         exact = self.rows.similarity(queries.index[query.cpu().numpy()], items.index[item.cpu().numpy()])
         gap = exact - self.similarity[slot]
-        ones = torch.ones_like(slot)
-        for row, passed in enumerate((gap > TIE, gap >= -TIE)):
-            self.counts[row].index_add_(0, slot[passed], ones[passed])
+        self._add(slot[gap > TIE], (0,))
+        self._add(slot[gap >= -TIE], (1,))
+
+    def _add(self, slot: Tensor, rows: tuple[int, ...]) -> None:
+        for row in rows:
+            self.counts[row].index_add_(0, slot, torch.ones_like(slot))
 
     def _dots(self, left: Tensor, right: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if left.device.type != "cpu":
