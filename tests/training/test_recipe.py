@@ -64,7 +64,7 @@ def test_short_names_and_sections() -> None:
     (["lr"], "give values as key=value"),
     (["lrr=1"], "unknown recipe key 'lrr': did you mean 'lr'"),
     (["optimizer.lr=1"], "did you mean 'optimiser.lr'"),
-    (["lr=fast"], "optimiser.lr must be a number, not 'fast'"),
+    (["lr=fast"], "optimiser.lr must be a number or null, not 'fast'"),
     (["batch_size=1.5"], "batch.batch_size must be a whole number or null, not 1.5"),
     (["nmi=maybe"], "evaluation.nmi must be true or false, not 'maybe'"),
     (["mode=heads"], "unknown value of mode 'heads': did you mean 'head'"),

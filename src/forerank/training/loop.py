@@ -23,7 +23,7 @@ from forerank.training.finish import Outcome, finish, finished_outcome, measure_
 from forerank.training.interruption import InterruptedRun, Interruption
 from forerank.training.large_batch import backward_in_chunks
 from forerank.training.measure import embed, measure
-from forerank.training.optimise import rate_factor, set_rates
+from forerank.training.optimise import peak_rate, rate_factor, set_rates
 from forerank.training.prepare import check_images, choose_device, open_parts, settle
 from forerank.training.processes import average_gradients, bar, joined, largest, wait_for_all
 from forerank.training.recipe import Recipe
@@ -101,7 +101,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
                     state.step,
                     epoch=(state.step - 1) // a.plan.steps_per_epoch,
                     loss=loss,
-                    lr=factor * recipe.optimiser.lr,
+                    lr=factor * peak_rate(recipe),
                     seconds=round(time.perf_counter() - began, 4),
                     waited=round(batches.waited - waited, 4),
                 )

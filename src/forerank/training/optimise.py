@@ -22,11 +22,12 @@ def build_optimiser(
     [1e-05]
     """
     o = recipe.optimiser
+    lr = peak_rate(recipe)
     rates = {
-        "backbone": (list(backbone), o.lr, o.weight_decay),
-        "head": (list(head), o.lr if o.head_lr is None else o.head_lr, o.weight_decay),
+        "backbone": (list(backbone), lr, o.weight_decay),
+        "head": (list(head), lr if o.head_lr is None else o.head_lr, o.weight_decay),
         # Proxies and margins are positions, not weights: no decay pulls them to zero.
-        "loss": (list(loss), 100 * o.lr if o.loss_lr is None else o.loss_lr, 0.0),
+        "loss": (list(loss), 100 * lr if o.loss_lr is None else o.loss_lr, 0.0),
     }
     groups = [
         {"params": parameters, "lr": rate, "peak_lr": rate, "weight_decay": decay, "name": name}
@@ -34,8 +35,19 @@ def build_optimiser(
         if parameters
     ]
     if o.algorithm == "sgd":
-        return torch.optim.SGD(groups, lr=o.lr, momentum=0.9)
-    return torch.optim.AdamW(groups, lr=o.lr) if o.algorithm == "adamw" else torch.optim.Adam(groups, lr=o.lr)
+        return torch.optim.SGD(groups, lr=lr, momentum=0.9)
+    return torch.optim.AdamW(groups, lr=lr) if o.algorithm == "adamw" else torch.optim.Adam(groups, lr=lr)
+
+
+def peak_rate(recipe: Recipe) -> float:
+    """The learning rate a recipe means.
+
+    >>> from forerank.training.recipe import override
+    >>> peak_rate(override(Recipe(), ["lr=null", "mode=head"])), peak_rate(Recipe())
+    (0.0002, 1e-05)
+    """
+    lr = recipe.optimiser.lr
+    return lr if lr is not None else 2e-4 if recipe.mode == "head" else 1e-4
 
 
 def rate_factor(recipe: Recipe, step: int, steps: int, steps_per_epoch: int) -> float:

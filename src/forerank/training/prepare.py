@@ -12,6 +12,7 @@ import torch
 from forerank.data import Table, check_table, hold_out, merge_classes, noisy_labels, open_table
 from forerank.data.table import concatenate
 from forerank.errors import InputError
+from forerank.training.optimise import peak_rate
 from forerank.training.recipe import Recipe
 from forerank.training.record import write_json
 
@@ -164,13 +165,14 @@ def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
     _check_rates(recipe)
     pretrained = recipe.model.pretrained and recipe.model.backbone != "glyphnet"
     kind = torch.device(device).type
-    return dataclasses.replace(
+    settled = dataclasses.replace(
         recipe,
         mode=recipe.mode if recipe.mode != "auto" else "head" if kind == "cpu" and pretrained else "full",
         device=device,
         precision=recipe.precision if recipe.precision != "auto" else "bf16" if _has_bf16(kind) else "fp32",
         batch=replace(b, batch_size=size),
     )
+    return dataclasses.replace(settled, optimiser=replace(settled.optimiser, lr=peak_rate(settled)))
 
 
 def _at_least(least: int, values: dict[str, int], reasons: dict[str, str]) -> None:

@@ -81,7 +81,7 @@ class Optimiser:
     """How weights move."""
 
     algorithm: Literal["adam", "adamw", "sgd"] = setting("adam", "")
-    lr: float = setting(1e-5, "learning rate of the backbone, and of the head unless head_lr is given")
+    lr: float | None = setting(1e-5, "learning rate; null: 2e-4 for a head alone, 1e-4 for all weights")
     head_lr: float | None = setting(None, "learning rate of the embedding layer; null: lr")
     loss_lr: float | None = setting(None, "learning rate of the loss's own parameters; null: 100 x lr")
     weight_decay: float = setting(4e-4, "")
