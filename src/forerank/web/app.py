@@ -31,6 +31,7 @@ from forerank.web.answers import (
 from forerank.web.guard import Guard
 from forerank.web.penalties import penalties_of
 from forerank.web.pictures import Pictures
+from forerank.web.together import Together
 from forerank.web.uploads import Limits, RefusedUpload, decode, read_body
 
 HERE = Path(__file__).parent
@@ -53,6 +54,7 @@ def create_app(
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     templates = Jinja2Templates(directory=HERE / "templates")
     pictures = Pictures(index)
+    index.find = Together(index.engine.search)
     model_in_use = threading.Lock()  # one forward pass at a time: it already uses every core
     _answer_errors(app)
 

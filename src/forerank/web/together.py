@@ -1,0 +1,64 @@
+"""Queries that arrive while a search is running are answered together by the next one.
+
+One pass over the vectors for fifty visitors costs little more than one pass for one.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerank.search.engine import Neighbours, Vectors
+
+
+@dataclass(eq=False)
+class _Ticket:
+    queries: Vectors  # (q, D)
+    k: int
+    answer: Neighbours | None = None
+    error: Exception | None = None
+
+
+class Together:
+    """Call it like an engine's `search`, from any number of threads.
+
+    >>> def search(queries, k):
+    ...     order = np.argsort(-queries, axis=1)[:, :k]
+    ...     return Neighbours(order, np.take_along_axis(queries, order, axis=1))
+    >>> Together(search)(np.array([[0.1, 0.9, 0.5]], np.float32), 2).ids.tolist()
+    [[1, 2]]
+    """
+
+    def __init__(self, search: Callable[[Vectors, int], Neighbours], most: int = 64) -> None:
+        self._search, self._most = search, most
+        self._waiting: list[_Ticket] = []
+        self._line = threading.Lock()
+        self._running = threading.Lock()
+
+    def __call__(self, queries: Vectors, k: int) -> Neighbours:
+        ticket = _Ticket(queries, k)
+        with self._line:
+            self._waiting.append(ticket)
+        while True:
+            with self._running:  # whoever gets in answers for those who wait; they find their answer there
+                if ticket.error is not None:
+                    raise ticket.error
+                if ticket.answer is not None:
+                    return ticket.answer
+                self._answer_some()
+
+    def _answer_some(self) -> None:
+        with self._line:
+            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+        try:
+            found = self._search(np.concatenate([t.queries for t in batch]), max(t.k for t in batch))
+        except Exception as error:
+            for ticket in batch:
+                ticket.error = error
+            return
+        start = 0
+        for ticket in batch:
+            rows = slice(start, start + len(ticket.queries))
+            start += len(ticket.queries)
+            ticket.answer = Neighbours(found.ids[rows, : ticket.k], found.similarities[rows, : ticket.k])

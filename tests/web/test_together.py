@@ -1,0 +1,59 @@
+"""Answers given together are the answers given one by one."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from forerank.search.engine import Neighbours
+from forerank.web.together import Together
+
+
+def exact(queries, k):
+    order = np.argsort(-queries, axis=1)[:, :k]
+    return Neighbours(order, np.take_along_axis(queries, order, axis=1))
+
+
+def test_everybody_gets_their_own_answer():
+    sizes = []
+
+    def slow(queries, k):
+        sizes.append(len(queries))
+        time.sleep(0.02)
+        return exact(queries, k)
+
+    together = Together(slow, most=16)
+    answers = {}
+
+    def ask(i):
+        query = np.random.default_rng(i).normal(size=(1 + i % 3, 30)).astype(np.float32)
+        answers[i] = (together(query, 1 + i % 7), exact(query, 1 + i % 7))
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(answers) == 60
+    for given, expected in answers.values():
+        np.testing.assert_array_equal(given.ids, expected.ids)
+        np.testing.assert_array_equal(given.similarities, expected.similarities)
+    assert sum(sizes) == sum(1 + i % 3 for i in range(60))
+    assert len(sizes) < 30  # they were answered together
+
+
+def test_a_fault_reaches_those_it_concerns_and_nobody_else():
+    calls = []
+
+    def faulty(queries, k):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("once")
+        return exact(queries, k)
+
+    together = Together(faulty)
+    query = np.ones((1, 3), np.float32)
+    with pytest.raises(RuntimeError, match="once"):
+        together(query, 1)
+    assert together(query, 1).ids.shape == (1, 1)
