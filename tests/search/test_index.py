@@ -80,8 +80,11 @@ def test_commands_index_and_search(tmp_path, model_folder, image_folder, capsys)
     queries.mkdir()
     for name in ("class0/00.png", "class1/01.png"):
         shutil.copy(image_folder / name, queries / name.replace("/", "_"))
+    (queries / "broken.png").write_bytes(b"no picture")
     assert run(["search", address, str(queries), "-k", "3"]) == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    said = capsys.readouterr()
+    assert "left out, not a picture" in said.err
+    rows = list(csv.DictReader(io.StringIO(said.out)))
     assert len(rows) == 6
     assert rows[0]["path"] == "class0/00.png"
     assert (rows[3]["rank"], rows[3]["path"], rows[3]["found"]) == ("1", "class1/01.png", "True")

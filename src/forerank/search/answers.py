@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+import numpy as np
+
+from forerank.console import progress_bar, say
 from forerank.search.index import Index, Matches
 
 COLUMNS = ("query", "found", "rank", "path", "label", "similarity")
@@ -12,11 +15,20 @@ AT_ONCE = 256
 
 
 def answer_files(index: Index, files: Sequence[Path], k: int) -> list[tuple[Path, Matches]]:
-    """The matches of every query file, in the files' order."""
+    """The matches of every query file, in their order; those that cannot be read are left out and named."""
     answers: list[tuple[Path, Matches]] = []
-    for start in range(0, len(files), AT_ONCE):
-        part = files[start : start + AT_ONCE]
-        answers += zip(part, index.search_many(part, k), strict=True)
+    with progress_bar("searching", len(files)) as advance:
+        for start in range(0, len(files), AT_ONCE):
+            part = files[start : start + AT_ONCE]
+            vectors = index.retriever.embed(part, progress=False, on_bad="skip")
+            readable = [bool(row.all()) for row in np.isfinite(vectors)]
+            for file, fine in zip(part, readable, strict=True):
+                if not fine:
+                    say(f"left out, not a picture that can be read: {file}")
+            good = [file for file, fine in zip(part, readable, strict=True) if fine]
+            if good:
+                answers += zip(good, index.search_vectors(vectors[readable], k), strict=True)
+            advance(len(part))
     return answers
 
 
