@@ -30,7 +30,7 @@ def open_study(
         out: what is written goes here, by default runs/paper/DATA_SET.
         values: recipe assignments for every run.
 
-    >>> open_study(["variants-sop"], data=["sop=/data/sop"]).on
+    >>> open_study(["variants-sop"], data=["sop=."]).on
     'sop'
     >>> open_study(["variants-sop"]).on
     'glyphs'
