@@ -3,17 +3,21 @@
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
 
 from forerank.console import progress_bar, say
 from forerank.errors import ForerankError
 from forerank.paper.study import RESULT, Run
 from forerank.training.recipe import recipe_text
+
+INTERRUPTED = "interrupted"  # what a run answers that was asked to stop and has saved itself
 
 
 def carry_out(runs: Sequence[Run], *, side_by_side: int = 1, processes: int = 1) -> list[str]:
@@ -33,6 +37,8 @@ def carry_out(runs: Sequence[Run], *, side_by_side: int = 1, processes: int = 1)
     with progress_bar("training runs", len(left)) as advance:
         for number, (run, problem) in enumerate(_results(left, side_by_side, processes), start=1):
             advance(1, note=run.title)
+            if problem == INTERRUPTED:
+                raise KeyboardInterrupt  # the run is saved; the others are not begun
             if problem:
                 failed.append(f"{run.title}: {problem}")
                 say(f"failed: {failed[-1]}")
@@ -61,9 +67,13 @@ def _results(left: Sequence[Run], side_by_side: int, processes: int) -> Iterator
         side_by_side, mp_context=context, initializer=_use_threads, initargs=(threads,)
     )
     try:
-        waiting = {pool.submit(_train_quietly, run): run for run in left}
-        for done in as_completed(waiting):
-            yield waiting[done], done.result()
+        ahead = iter(left)
+        going = {pool.submit(_train_quietly, run): run for run in islice(ahead, side_by_side)}
+        while going:  # no more in hand than are training, so that Ctrl-C has no queue to wait for
+            for done in wait(going, return_when=FIRST_COMPLETED).done:
+                yield going.pop(done), done.result()
+                for run in islice(ahead, 1):
+                    going[pool.submit(_train_quietly, run)] = run
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -97,12 +107,15 @@ def torchrun_command(run: Run, processes: int, recipe: Path) -> list[str]:
 
 def _train(run: Run) -> str:
     """Train one run here; "" or what went wrong."""
+    from forerank.training.interruption import InterruptedRun
     from forerank.training.loop import train
 
     began = time.perf_counter()
     try:
         train(run.recipe, run.folder)
         conclude(run, time.perf_counter() - began)
+    except InterruptedRun:
+        return INTERRUPTED
     except ForerankError as error:
         return str(error)
     return ""
@@ -155,6 +168,8 @@ def _train_quietly(run: Run) -> str:
 
 
 def _use_threads(count: int) -> None:
+    """Prepare a worker. Between runs Ctrl-C is the parent's to answer; inside one the loop listens."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
 
     from forerank.models import keep_freed_memory
