@@ -165,6 +165,7 @@ def test_an_empty_index(open_page, serving, retriever, tmp_path, picture):
         page.set_input_files("#file", {"name": "a.jpg", "mimeType": "image/jpeg", "buffer": picture()})
         page.wait_for_selector("#verdict:not([hidden])")
         assert "nothing to compare" in page.inner_text("#verdict")
+        page.close()  # before its server ends
 
 
 def test_penalties(open_page, site):
@@ -262,6 +263,7 @@ def test_a_hundred_thousand_images_do_not_choke_it(open_page, serving, tmp_path,
         page.wait_for_function("() => document.querySelectorAll('.tile').length === 20")
         page.locator(".tile").first.click()
         page.wait_for_selector(".tile .rank")
+        page.close()
 
 
 def test_no_match_is_said(open_page, serving, shapes_index, retriever, picture):
@@ -276,6 +278,7 @@ def test_no_match_is_said(open_page, serving, shapes_index, retriever, picture):
         page.wait_for_selector("#verdict:not([hidden])")
         assert page.inner_text("#verdict").startswith("No match")
         assert page.locator(".tile.faint").count() == 24
+        page.close()
 
 
 def test_a_picture_that_is_gone_leaves_a_word(open_page, serving, retriever, tmp_path, picture):
@@ -288,3 +291,4 @@ def test_a_picture_that_is_gone_leaves_a_word(open_page, serving, retriever, tmp
         page = open_page(site, expect_errors=True)
         page.wait_for_selector(".gone")
         assert page.locator(".gone").count() == 1
+        page.close()
