@@ -239,6 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sets")
     parser.add_argument("--only", help="measure only sets whose size begins with this, or: page")
+    parser.add_argument("--kind", choices=("exact", "HNSW"), help="measure only this kind of index")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
     sets = [(60_502, 512), (1_000_000, 128)] if not options.quick else [(20_000, 128)]
@@ -248,7 +249,7 @@ def main() -> None:
             if options.only and not str(count).startswith(options.only):
                 continue
             vectors = make_vectors(count, dim)
-            for kind in ("exact", "HNSW"):
+            for kind in [options.kind] if options.kind else ["exact", "HNSW"]:
                 results.append(compare(f"{count:,} x {dim}", vectors, Path(temporary), kind, options.quick))
                 print(
                     format_table(["set", "kind", "what", "ours", "faiss", "ratio"], shown(results[-1])),
