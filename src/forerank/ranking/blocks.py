@@ -61,52 +61,56 @@ def count_block(
     of: Positives,
     penalty: Penalty,
     settings: CountSettings,
-    gradient: Tensor | None,
-    budget: int,
+    with_gradient: bool,
+    work: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Loss of C queries and its gradient in their scores.
 
     Args:
-        negatives: (C, M) similarity / temperature, -inf where an item is not a negative.
+        negatives: (C, M) similarity / temperature, -inf where an item is not a negative. Overwritten: holds
+            the gradient in them afterwards, if one is wanted.
         of: their positives.
         penalty: cost of a positive.
         settings: how to count.
-        gradient: (C, M), filled with the gradient in `negatives`; None if no gradient is wanted.
-        budget: bytes that the sigmoids may take.
+        with_gradient: whether the gradient is wanted.
+        work: memory for the sigmoids, at least M elements of it.
 
     Returns:
         The sum of the loss, a scalar, and the gradient in the positives' scores (C, P).
     """
     count, size = negatives.shape
     slots = of.scores.shape[1]
-    group = max(1, min(slots, budget // max(1, count * size * negatives.element_size())))
+    group = max(1, min(slots, work.numel() // max(1, count * size)))
     loss, moved = negatives.new_zeros(()), torch.zeros_like(of.scores)
-    standing = torch.where(of.valid, of.scores, torch.inf)  # nothing stands before a padded slot
+    standing = of.scores.masked_fill(~of.valid, torch.inf)  # nothing stands before a padded slot
     share = of.valid.to(negatives.dtype) / (of.numbers * of.total)  # (C, P)
-    buffer = negatives.new_empty(count, group, size)
+    # Where one pass does not hold all positives, scores are needed to the end and gradients wait elsewhere.
+    summed = negatives.new_zeros((count, 1, size) if group < slots else 0)
     for first in range(0, slots, group):
         part = slice(first, min(first + group, slots))
-        gaps = buffer[:, : part.stop - first]
+        taken = part.stop - first
+        gaps = work[: count * taken * size].view(count, taken, size)
         torch.sub(negatives[:, None], standing[:, part, None], out=gaps)  # (C, G, M)
-        before, slopes = _step(gaps, settings, gradient is not None)
-        among, among_slopes = _positives_before(of, standing, part, settings, gradient is not None)
+        before, slopes = _step(gaps, settings, with_gradient)
+        among, among_slopes = _positives_before(of, standing, part, settings, with_gradient)
         # Penalties are few: in double precision they cost nothing and need no care with small differences.
         exact = torch.float32 if negatives.device.type == "mps" else torch.float64
         cost, slope, among_slope = penalty(before.to(exact), among.to(exact), of.numbers)
         loss += (cost * share[:, part]).sum().to(loss.dtype)
-        if gradient is None:
+        if slopes is None:
             continue
-        assert slopes is not None
         weight = slope.to(share.dtype) * share[:, part]  # (C, G)
         moved[:, part] -= weight * slopes.sum(-1)
-        if first == 0:
-            torch.bmm(weight[:, None], slopes, out=gradient[:, None])
+        if group >= slots:
+            torch.bmm(weight[:, None], slopes, out=negatives[:, None])
         else:
-            gradient[:, None].baddbmm_(weight[:, None], slopes)
+            summed.baddbmm_(weight[:, None], slopes)
         if among_slope is not None and among_slopes is not None:
             weight = among_slope.to(share.dtype) * share[:, part]
             moved[:, part] -= weight * among_slopes.sum(-1)
             moved += torch.bmm(weight[:, None], among_slopes)[:, 0]
+    if group < slots:
+        negatives.copy_(summed[:, 0])
     return loss, moved
 
 
@@ -136,7 +140,7 @@ def _positives_before(
     """Other positives before each positive of `part`: counts (C, G), slopes (C, G, P)."""
     if settings.positives == "none":
         return torch.zeros_like(standing[:, part]), None
-    others = torch.where(of.valid, of.scores, -torch.inf)
+    others = of.scores.masked_fill(~of.valid, -torch.inf)
     gaps = others[:, None] - standing[:, part, None]  # (C, G, P)
     places = torch.arange(gaps.shape[2], device=gaps.device)
     gaps.masked_fill_(places == places[part, None], -torch.inf)  # not before itself

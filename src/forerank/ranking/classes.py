@@ -32,6 +32,7 @@ class ClassColumns:
         Tensor  # (Q,) place of the query itself within its class, to be left out; past the end if nothing is
     )
     order: Tensor  # (M,) columns of the ranked set, sorted by class
+    in_order: bool  # whether `rows` are simply 0..Q-1
     total: int  # queries the loss is a mean of; more than Q where other processes hold the rest
 
     @classmethod
@@ -71,7 +72,9 @@ class ClassColumns:
         rows = torch.arange(len(query_codes), device=device)[keep]
         rows = rows[torch.argsort(numbers[rows], descending=True, stable=True)]
         rows = rows[eligible[rows]]
-        return cls(rows, numbers[rows].tolist(), sizes[rows], starts[rows], skipped[rows], order, total)
+        in_order = torch.equal(rows, torch.arange(len(rows), device=device))
+        parts = (sizes[rows], starts[rows], skipped[rows])
+        return cls(rows, numbers[rows].tolist(), *parts, order, in_order, total)
 
     def of_queries(self, first: int, last: int) -> QueryChunk:
         """The columns of queries `first` to `last` (exclusive) of `rows`."""

@@ -12,19 +12,22 @@ held, and because the gradient is made in the forward pass, similarities are com
 """
 
 import math
+import threading
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerank.ranking.blocks import CountSettings, LinearTail, Penalty, Positives, count_block
-from forerank.ranking.classes import ClassColumns
+from forerank.ranking.classes import ClassColumns, QueryChunk
 
 __all__ = ["CountSettings", "LinearTail", "Penalty", "ranked_loss", "soft_count"]
 
 # Bytes of a chunk's similarities and of a block's sigmoids. On a CPU a block should stay in the cache.
-CHUNK_BYTES, BLOCK_BYTES = 32 << 20, 4 << 20
+CHUNK_BYTES, BLOCK_BYTES = 16 << 20, 4 << 20
 ACCELERATOR_BYTES = 256 << 20
+# Leave out the columns that no query of a chunk can feel if at most this share is left.
+WORTHWHILE, SAMPLE = 0.7, 16  # looked at first: every 16th query
 
 
 def soft_count(items: Tensor, others: Tensor, temperature: float = 0.01) -> Tensor:
@@ -87,8 +90,6 @@ class _RankedLoss(torch.autograd.Function):
         wanted: tuple[bool, bool],
     ) -> Tensor:
         ctx.dtypes = (embeddings.dtype, None if references is None else references.dtype)
-        query_grad: Tensor | None = None
-        reference_grad: Tensor | None = None
         with torch.autocast(embeddings.device.type, enabled=False):
             units, lengths = _normalise(embeddings)
             parts = [(units, lengths)] if rank_batch else []
@@ -97,14 +98,16 @@ class _RankedLoss(torch.autograd.Function):
             own = len(units) if rank_batch else 0
             # Columns that need a gradient come first: a bank of stored embeddings costs no backward product.
             live = len(ranked) if wanted[1] else own if wanted[0] else 0
-            loss, query_grad, ranked_grad = _count(units, ranked, classes, penalty, settings, wanted[0], live)
-            if query_grad is not None:
-                if rank_batch:
-                    query_grad += ranked_grad[:own]
-                query_grad = _through_normalisation(query_grad, units, lengths)
-            if wanted[1]:
-                reference_grad = _through_normalisation(ranked_grad[own:], *parts[-1])
-        ctx.save_for_backward(query_grad, reference_grad)
+            ranked_grad = torch.zeros_like(ranked[:live])
+            # What is both query and ranked gathers both gradients in one place.
+            query_grad = ranked_grad[:own] if rank_batch else torch.zeros_like(units)
+            into = (query_grad if wanted[0] else None, ranked_grad if live else None)
+            loss = _count(units, ranked, classes, penalty, settings, *into)
+            saved = (
+                _through_normalisation(query_grad, units, lengths) if wanted[0] else None,
+                _through_normalisation(ranked_grad[own:], *parts[-1]) if wanted[1] else None,
+            )
+        ctx.save_for_backward(*saved)
         return loss
 
     @staticmethod
@@ -139,13 +142,13 @@ def _normalise(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Unit vectors (N, D) and lengths (N, 1), at least in single precision. A zero vector stays zero."""
     wide = vectors.detach().to(torch.promote_types(vectors.dtype, torch.float32))
     lengths = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-    return wide / torch.where(lengths == 0, 1, lengths), lengths
+    return wide / lengths.masked_fill(lengths == 0, 1), lengths
 
 
 def _through_normalisation(grad: Tensor, units: Tensor, lengths: Tensor) -> Tensor:
-    """The gradient in vectors from that in their unit vectors; a zero vector gets none."""
-    grad = torch.addcmul(grad, (grad * units).sum(1, keepdim=True), units, value=-1)
-    return grad.div_(torch.where(lengths == 0, torch.inf, lengths))
+    """The gradient in vectors from that in their unit vectors, in place; a zero vector gets none."""
+    along = torch.bmm(grad.unsqueeze(1), units.unsqueeze(2)).squeeze(2)  # (N, 1), without an (N, D) product
+    return grad.addcmul_(along, units, value=-1).div_(lengths.masked_fill(lengths == 0, math.inf))
 
 
 def _count(
@@ -154,51 +157,101 @@ def _count(
     classes: ClassColumns,
     penalty: Penalty,
     settings: CountSettings,
-    query_wanted: bool,
-    live: int,
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Loss, its gradient in the queries (N, D), and in the first `live` ranked items (live, D)."""
+    query_grad: Tensor | None,
+    ranked_grad: Tensor | None,
+) -> Tensor:
+    """The loss; adds its gradient in queries (N, D) and in the first ranked items to the tensors given."""
     loss = queries.new_zeros(())
-    query_grad = torch.zeros_like(queries) if query_wanted else None
-    ranked_grad = ranked.new_zeros(live, ranked.shape[1])
     total = len(classes.numbers)
     if total == 0:
         # Nothing to rank, but NaN in, NaN out: a fault upstream must not pass for a perfect batch.
-        return loss + 0 * queries.sum(), query_grad, ranked_grad
+        return loss + 0 * queries.sum()
 
-    row_bytes = len(ranked) * queries.element_size()
     on_cpu = queries.device.type == "cpu"
+    size, row_bytes = len(ranked), len(ranked) * queries.element_size()
     chunk = settings.chunk_size or max(1, (CHUNK_BYTES if on_cpu else ACCELERATOR_BYTES) // row_bytes)
     chunk = min(chunk, total)
-    budget = BLOCK_BYTES if on_cpu else ACCELERATOR_BYTES
-    # Reused by every chunk: fresh memory of this size costs more than filling it.
-    similarity = queries.new_empty(chunk, len(ranked))
-    gradient = torch.empty_like(similarity) if query_wanted or live else None
+    block_bytes = BLOCK_BYTES if on_cpu else ACCELERATOR_BYTES
+    block_size = max(1, min(block_bytes // row_bytes, chunk * classes.numbers[0])) * size
+    memory = _take_memory(chunk * size + block_size, queries)
+    similarity, block = memory[: chunk * size].view(chunk, size), memory[chunk * size :]
+    scale = 1 / settings.temperature
+    wanted = query_grad is not None or ranked_grad is not None
+    out_of_reach = math.log(size) - math.log(torch.finfo(queries.dtype).eps / 4)
 
     for first in range(0, total, chunk):
         last = min(first + chunk, total)
         found = classes.of_queries(first, last)
-        scaled = queries[found.rows] / settings.temperature  # (C, D)
-        scores = torch.mm(scaled, ranked.t(), out=similarity[: last - first])  # (C, M)
+        mine = queries[first:last] if classes.in_order else queries[found.rows]  # (C, D)
+        scores = similarity[: last - first]  # (C, M), in temperatures
+        torch.addmm(scores, mine, ranked.t(), beta=0, alpha=scale, out=scores)
         positive = scores.gather(1, found.positives)  # (C, P)
         scores.scatter_(1, found.own_class, -math.inf)  # sigmoid(-inf) = 0: only negatives are left to count
-        moved = torch.empty_like(positive)
-        block = max(1, budget // (row_bytes * positive.shape[1]))
-        for top in range(0, last - first, block):
-            rows = slice(top, min(top + block, last - first))
+        # A negative so far behind the last positive adds less to R than rounding takes from 1 + R.
+        reach = positive.masked_fill(~found.valid, math.inf).amin(1, keepdim=True) - out_of_reach
+        kept = _columns_in_reach(scores, reach, found) if on_cpu else None
+        items, places = ranked, found.positives
+        if kept is not None:
+            items, places = ranked[kept], torch.searchsorted(kept, found.positives)
+            scores = scores[:, kept]
+
+        moved = torch.zeros_like(positive)
+        taken = max(1, block.numel() // (scores.shape[1] * positive.shape[1]))
+        for top in range(0, last - first, taken):
+            rows = slice(top, min(top + taken, last - first))
             slots = classes.numbers[first + top]  # the most that any query of this block has
             of = Positives(
                 positive[rows, :slots], found.valid[rows, :slots], found.numbers[rows], classes.total
             )
-            into = None if gradient is None else gradient[rows]
-            cost, moved[rows, :slots] = count_block(scores[rows], of, penalty, settings, into, budget)
-            moved[rows, slots:] = 0
+            cost, moved[rows, :slots] = count_block(scores[rows], of, penalty, settings, wanted, block)
             loss += cost
-        if gradient is None:
+        if not wanted:
             continue
-        folded = gradient[: last - first].scatter_add_(1, found.positives, moved)  # dL / d scores
-        if query_grad is not None:
-            query_grad[found.rows] = (folded @ ranked).div_(settings.temperature)
-        if live:
-            ranked_grad.addmm_(folded[:, :live].t(), scaled)
-    return loss, query_grad, ranked_grad
+        gradient = scores.scatter_add_(1, places, moved)  # dL / d scores
+        if query_grad is not None and classes.in_order:
+            query_grad[first:last].addmm_(gradient, items, alpha=scale)
+        elif query_grad is not None:
+            query_grad.index_add_(0, found.rows, gradient @ items, alpha=scale)
+        if ranked_grad is not None and kept is None:
+            ranked_grad.addmm_(gradient[:, : len(ranked_grad)].t(), mine, alpha=scale)
+        elif ranked_grad is not None and kept is not None:
+            live = int((kept < len(ranked_grad)).sum())
+            ranked_grad.index_add_(0, kept[:live], gradient[:, :live].t() @ mine, alpha=scale)
+    _give_back_memory(memory)
+    return loss
+
+
+def _columns_in_reach(scores: Tensor, reach: Tensor, found: QueryChunk) -> Tensor | None:
+    """Columns (sorted) where some query counts anything, if leaving out the others pays; else None.
+
+    Scores out of reach become -inf. The gradient in a column of those is zero: the backward products can do
+    without it.
+    """
+    if int((scores[::SAMPLE] < reach[::SAMPLE]).sum()) < (1 - WORTHWHILE) * scores[::SAMPLE].numel():
+        return None
+    idle = scores < reach  # NaN is not idle, so that it reaches the loss
+    scores.masked_fill_(idle, -math.inf)
+    used = idle.logical_not_().any(0)
+    used[found.positives] = True
+    return used.nonzero()[:, 0] if int(used.sum()) < WORTHWHILE * len(used) else None
+
+
+_spare = threading.local()
+
+
+def _take_memory(count: int, like: Tensor) -> Tensor:
+    """Uninitialised memory of `count` elements; on a CPU what the last call left, if it is enough.
+
+    Fresh memory costs a page fault every 4 KiB, a fifth of the whole loss at B = 1,024. Accelerators'
+    allocators keep memory themselves. It is taken away while in use, so that threads and nested calls do not
+    share it.
+    """
+    kept: Tensor | None = _spare.__dict__.pop(str(like.dtype), None) if like.device.type == "cpu" else None
+    return kept[:count] if kept is not None and kept.numel() >= count else like.new_empty(count)
+
+
+def _give_back_memory(memory: Tensor) -> None:
+    whole = memory if memory._base is None else memory._base
+    fits = whole.numel() * whole.element_size() <= 2 * (CHUNK_BYTES + BLOCK_BYTES)
+    if whole.device.type == "cpu" and fits and not whole.is_inference():
+        setattr(_spare, str(whole.dtype), whole)
