@@ -207,7 +207,7 @@ def test_bad_input_is_refused(
 
 
 def test_never_holds_the_similarity_matrix() -> None:
-    # At B = 8,192 the matrix alone is 256 MiB. A process of its own, since a peak cannot be reset.
+    # At B = 6,144 the matrix alone is 144 MiB. A process of its own, since a peak cannot be reset.
     program = """
 import torch
 from pathlib import Path
@@ -215,12 +215,12 @@ from forerank import PNPLoss
 torch.set_num_threads(2)
 def peak():
     return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmHWM"))
-x = torch.randn(8192, 16, requires_grad=True)
-y = torch.arange(8192) // 4
+x = torch.randn(6144, 16, requires_grad=True)
+y = torch.arange(6144) // 4
 PNPLoss()(x[:64], y[:64]).backward()
 before = peak()
 PNPLoss()(x, y).backward()
 print((peak() - before) // 1024)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 128  # MiB
+    assert int(done.stdout) < 72  # MiB

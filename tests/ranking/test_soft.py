@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from forerank.ranking import soft
 from forerank.ranking.classes import ClassColumns
 from forerank.ranking.soft import CountSettings, LinearTail, ranked_loss, soft_count
 
@@ -112,3 +113,60 @@ def test_refuses_to_be_differentiated_twice() -> None:
     (grad,) = torch.autograd.grad(loss, x, create_graph=True)
     with pytest.raises(RuntimeError, match="once, not twice"):
         grad.sum().backward()
+
+
+def clustered() -> tuple[Tensor, Tensor]:
+    """Ten tight classes of four. Two share a centre and are in each other's way; the others are far apart."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(40) // 4
+    centres = torch.eye(10, 16, dtype=torch.float64)
+    centres[1] = centres[0]
+    return centres[labels] + 0.05 * torch.randn(40, 16, dtype=torch.float64, generator=generator), labels
+
+
+@pytest.mark.parametrize("bank", [False, True])
+def test_columns_out_of_reach_change_nothing(bank: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, codes = clustered()
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
+    references, ranked_codes = (x[order] + 0.01, torch.cat([codes, codes[order]])) if bank else (None, codes)
+    classes = ClassColumns.build(codes, ranked_codes, own_columns=torch.arange(40))
+    settings = CountSettings(positives="soft", chunk_size=4)
+    found: list[Tensor | None] = []
+    original = soft._columns_in_reach
+    monkeypatch.setattr(soft, "_columns_in_reach", lambda *a: found.append(original(*a)) or found[-1])
+    results = []
+    for share in (0.7, -1.0):  # leave columns out; never do
+        monkeypatch.setattr(soft, "WORTHWHILE", share)
+        live = x.clone().requires_grad_()
+        loss = ranked_loss(live, classes, square, settings, references=references)
+        loss.backward()
+        results.append((loss.detach(), live.grad))
+    assert any(kept is not None for kept in found[:10])
+    assert all(kept is None for kept in found[10:])
+    assert results[0][0] > 1  # the two classes in each other's way
+    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
+
+
+def test_nan_is_never_out_of_reach() -> None:
+    x, codes = clustered()
+    x[39, 0] = torch.nan
+    classes = ClassColumns.build(codes, codes, own_columns=torch.arange(40))
+    assert ranked_loss(x, classes, square, CountSettings(chunk_size=4)).isnan()
+
+
+def test_memory_is_reused_safely() -> None:
+    x, codes = clustered()
+    classes = ClassColumns.build(codes, codes, own_columns=torch.arange(40))
+    small = ClassColumns.build(codes[:8], codes[:8], own_columns=torch.arange(8))
+
+    def inside(negatives: Tensor, positives: Tensor, number: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        ranked_loss(x[:8], small, square, CountSettings())  # a loss within a loss
+        return square(negatives, positives, number)
+
+    with torch.inference_mode():
+        first = ranked_loss(x, classes, square, CountSettings())
+    live = x.clone().requires_grad_()
+    again = ranked_loss(live, classes, inside, CountSettings())
+    again.backward()
+    assert again == ranked_loss(x, classes, square, CountSettings()) == first.clone()
+    assert torch.isfinite(live.grad).all()
