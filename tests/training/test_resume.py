@@ -19,8 +19,8 @@ from .conftest import QUICK, Start
 LONG = [
     *QUICK,
     "report=false",
-    "steps=150",
-    "every=50",
+    "steps=90",
+    "every=30",
     "save_every=3",
     "patience=null",
     "memory=40",
@@ -62,10 +62,10 @@ def test_killed_at_several_moments_and_resumed(images: Path, tmp_path: Path, sta
 
     moments: list[Callable[[], bool]] = [
         lambda: (run / "recipe.yaml").exists(),  # before the first step
-        lambda: steps_done(run) >= 10,  # between two checkpoints, in the middle of an epoch
-        lambda: steps_done(run) >= 30 and being_written(run),  # while a checkpoint is being written
-        lambda: steps_done(run) >= 52,  # after a validation
-        lambda: steps_done(run) >= 80 and being_written(run),
+        lambda: steps_done(run) >= 8,  # between two checkpoints, in the middle of an epoch
+        lambda: steps_done(run) >= 16 and being_written(run),  # while a checkpoint is being written
+        lambda: steps_done(run) >= 32,  # after a validation
+        lambda: steps_done(run) >= 50 and being_written(run),
     ]
     caught_writing = 0
     for moment in moments:
