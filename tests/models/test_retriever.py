@@ -73,7 +73,7 @@ def test_load_from_run_folder_model_folder_and_name(tmp_path: Path, files: list[
     a = Retriever.load(tmp_path / "run").embed(files)
     b = Retriever.load(tmp_path / "run" / "best").embed(files)
     np.testing.assert_array_equal(a, b)
-    assert Retriever.load("glyphnet").dim == 256
+    assert Retriever.load("glyphnet").dim == 3072
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no saved model in"):
         Retriever.load(tmp_path / "empty")

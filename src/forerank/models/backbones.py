@@ -42,12 +42,13 @@ class Backbone:
     architecture: dict[str, Any] = field(default_factory=dict)
 
 
-def _glyphnet(name: str, pretrained: bool) -> Backbone:
+def _glyphnet(name: str, pretrained: bool, own_pooling: bool) -> Backbone:
     # Nothing to download: it is trained from nothing in a minute, so `pretrained` has no meaning here.
-    return Backbone(GlyphNet(), GlyphNet.channels, GLYPH_PREPROCESSING)
+    network = GlyphNet(keep_map=not own_pooling)
+    return Backbone(network, network.channels, GLYPH_PREPROCESSING)
 
 
-def _efficientnet_lite(name: str, pretrained: bool) -> Backbone:
+def _efficientnet_lite(name: str, pretrained: bool, own_pooling: bool) -> Backbone:
     size = VARIANTS[name].size
     pictures = Preprocessing(
         size=size,
@@ -60,8 +61,8 @@ def _efficientnet_lite(name: str, pretrained: bool) -> Backbone:
     return Backbone(efficientnet_lite(name, pretrained), HEAD_CHANNELS, pictures)
 
 
-# Name -> builder(name, pretrained). `timm:` and `hf:` names are open-ended and resolved in their own files.
-BUILT_IN: dict[str, Callable[[str, bool], Backbone]] = {
+# Name -> builder(name, pretrained, own_pooling). `timm:` and `hf:` names are open-ended: see their files.
+BUILT_IN: dict[str, Callable[[str, bool, bool], Backbone]] = {
     "glyphnet": _glyphnet,
     **dict.fromkeys(VARIANTS, _efficientnet_lite),
 }
@@ -90,11 +91,11 @@ def build_backbone(
         name: `glyphnet`, `efficientnet-lite0` (1, 2), `resnet50`, `timm:NAME`, `hf:NAME` or `hf:FOLDER`; with
             `@FILE` behind it (not for `hf:`) the weights come from that file.
         pretrained: False gives random weights and needs no file.
-        own_pooling: let a timm or transformers network pool by itself, as its weights were trained.
+        own_pooling: let a network that pools by itself do so (timm, transformers, glyphnet).
         architecture: of a saved model, so that it is built again without asking the hub.
 
     >>> build_backbone("glyphnet").channels
-    256
+    3072
     """
     name = ALIASES.get(name, name)
     kind, _, rest = name.partition(":")
@@ -119,8 +120,8 @@ def build_backbone(
             raise InputError(f"no model folder {name}")
         raise unknown("backbone", name, [*BUILT_IN, *ALIASES, "timm:NAME", "hf:NAME"])
     if weights is None:
-        return BUILT_IN[plain](plain, pretrained)
-    backbone = BUILT_IN[plain](plain, False)
+        return BUILT_IN[plain](plain, pretrained, own_pooling)
+    backbone = BUILT_IN[plain](plain, False, own_pooling)
     load_weights(backbone.network, read_weights(weights), str(weights))
     return backbone
 

@@ -144,7 +144,7 @@ def create_model(
             `timm:NAME`; `hf:NAME` or `hf:FOLDER` (transformers); any of the first four with `@FILE`:
             weights from that file; or the folder of a model or run of ours. See `forerank models list`.
         embedding_dim: width of the linear embedding; None leaves it out: the pretrained features, normalised.
-        pooling: "average" (or whatever a transformer was trained with), or "gem".
+        pooling: "average" (or the pooling that belongs to the network: a class token, a grid), or "gem".
         layer_norm: normalise the pooled features before the embedding.
         pretrained: False starts from random weights.
         freeze_batch_norm: batch norm keeps its pretrained statistics in training, as in the paper.
