@@ -9,6 +9,8 @@ from forerank.console import print_json, say
 def demo(*, run: Path = Path("runs/demo"), json: bool = False) -> None:
     """The main job in about a minute: train PNP-Dq on embedded characters, measure it on unseen ones.
 
+    Example: forerank demo --run runs/demo
+
     Parameters
     ----------
     run:

@@ -4,7 +4,11 @@ from cyclopts import App
 
 from forerank.console import format_table, print_json
 
-app = App(name="recipe", help_format="plaintext")
+app = App(
+    name="recipe",
+    help="The recipes that come with Forerank; every value of one.\n\nExample: forerank recipe show sop",
+    help_format="plaintext",
+)
 
 
 @app.command(name="list")
