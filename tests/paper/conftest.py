@@ -25,6 +25,8 @@ def few_glyphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
         f"data.source={file}",
         f"data.root={small.root}",
         "data.validation=0",
+        "model.backbone=glyphnet",  # from nothing, not from the common start
+        "model.pretrained=false",
         "batch.batch_size=16",
         "batch.images_per_class=4",
         "schedule.steps=3",

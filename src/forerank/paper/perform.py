@@ -58,7 +58,8 @@ def perform(
     study.folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     at_once = side_by_side or default_side_by_side(study)
-    failed = runs.carry_out(plan_of(names, study), side_by_side=at_once, processes=processes)
+    plan = plan_of(names, study)
+    failed = runs.carry_out(plan, side_by_side=at_once, processes=processes)
     products = []
     for name in names:
         product = make(name, study)
