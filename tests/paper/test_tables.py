@@ -2,13 +2,14 @@
 
 import csv
 import io
+import json
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from forerank.paper import sweeps, tables
-from forerank.paper.study import Condition, Study
+from forerank.paper.study import RESULT, Condition, Study
 
 
 def test_difference_is_measured_minus_published(invented: Study, write_results: Callable[..., None]) -> None:
@@ -67,6 +68,15 @@ def test_sweep_counts_broken_runs(invented: Study, write_results: Callable[..., 
     )
     write_results(invented, Condition("Dq"), "recall@1", [0.7, 0.7, 0.7])
     rows = {row[0]: row for row in sweeps.make_table("sweep-alpha", invented).rows}
-    assert rows["16"][-1] == 3
-    assert rows["4"][-1] == 0
+    assert rows["16"][-2] == 3
+    assert rows["4"][-2] == 0
     assert "best at alpha = 4" in sweeps.finding("sweep-alpha", invented)[0]
+
+
+def test_runs_that_learned_nothing_are_named(invented: Study, write_results: Callable[..., None]) -> None:
+    write_results(invented, Condition("Dq"), "recall@1", [0.4, 0.4, 0.4])
+    for seed in range(2):
+        path = invented.run(Condition("Dq"), seed).folder / RESULT
+        path.write_text(json.dumps({**json.loads(path.read_text()), "learned": False}))
+    assert invented.unlearned(Condition("Dq")) == 2
+    assert any("Dq (2)" in note for note in tables.make_table("variants-sop", invented).notes)

@@ -173,7 +173,7 @@ def _alpha_breaks(study: Study) -> Sequence[Comparison] | str:
     sweep = sweeps.SWEEPS["sweep-alpha"]
     if not study.measured(sweep.condition(sweep.values[-1]), "recall@1"):
         return []
-    broke = sum(sweeps.broken(study, sweep.condition(value)) for value in sweep.values)
+    broke = sum(study.broken(sweep.condition(value)) for value in sweep.values)
     total = len(sweep.values) * study.seeds
     share = Difference(100 * broke / total, 100 * broke / total, 100 * broke / total, study.seeds)
     reach = sweeps.naive_reach(sweep.values[-1])

@@ -132,6 +132,7 @@ def conclude(run: Run, seconds: float) -> None:
         "seconds": round(seconds, 1),
         "steps": results["steps"],
         "broke": bool(results["broken"]),
+        "learned": results["best_step"] > 0,  # otherwise the model as it came is what was measured
     }
     fresh = run.folder / f".{RESULT}.new"
     fresh.write_text(json.dumps(values, indent=1), encoding="utf-8")

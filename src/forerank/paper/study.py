@@ -150,13 +150,21 @@ class Study:
 
         Runs that have not ended are left out.
         """
-        found = []
-        for seed in self.seeds_of(condition):
-            result = self.run(condition, seed).result()
-            value = None if result is None else result["metrics"].get(metric)
-            if value is not None:
-                found.append(value if metric.startswith("dists") else 100 * value)
-        return found
+        values = [result["metrics"].get(metric) for result in self._results(condition)]
+        factor = 1 if metric.startswith("dists") else 100
+        return [factor * value for value in values if value is not None]
+
+    def broken(self, condition: Condition) -> int:
+        """How many seeds of a condition ended with a loss that was not a number."""
+        return sum(bool(result["broke"]) for result in self._results(condition))
+
+    def unlearned(self, condition: Condition) -> int:
+        """How many seeds never got better than what they started from, which is then what was measured."""
+        return sum(not result.get("learned", True) for result in self._results(condition))
+
+    def _results(self, condition: Condition) -> list[dict[str, Any]]:
+        found = [self.run(condition, seed).result() for seed in self.seeds_of(condition)]
+        return [result for result in found if result is not None]
 
 
 def fingerprint(recipe: Recipe) -> str:

@@ -62,19 +62,13 @@ def make_table(name: str, study: Study) -> ResultTable:
             found = study.measured(sweep.condition(value), metric)
             spread = f" ± {np.std(found, ddof=1):.1f}" if len(found) > 1 else ""
             cells.append(f"{np.mean(found):.1f}{spread}" if found else None)
-        cells.append(broken(study, sweep.condition(value)))
+        cells += [study.broken(sweep.condition(value)), study.unlearned(sweep.condition(value))]
         rows.append(cells)
     return ResultTable(
-        [sweep.symbol, "R@1", "mAP@R", "NMI", "runs that broke"],
+        [sweep.symbol, "R@1", "mAP@R", "NMI", "runs that broke", "that learned nothing"],
         rows,
         title=f"{sweep.symbol} of {sweep.method}, measured on {study.on}, {study.seeds} seeds",
     )
-
-
-def broken(study: Study, condition: Condition) -> int:
-    """How many seeds of a condition ended with numbers that are not finite."""
-    results = [study.run(condition, seed).result() for seed in range(study.seeds)]
-    return sum(result is not None and bool(result.get("broke")) for result in results)
 
 
 def draw(drawing: "Figure", name: str, study: Study) -> None:
@@ -185,7 +179,8 @@ def finding(name: str, study: Study) -> list[str]:
     if sweep.symbol == "alpha":
         import torch
 
-        broke = sum(broken(study, sweep.condition(value)) for value in sweep.values)
+        broke = sum(study.broken(sweep.condition(value)) for value in sweep.values)
+        starved = sum(study.unlearned(sweep.condition(value)) for value in sweep.values)
         reach = naive_reach(16)
         half = largest_count(4, torch.float16, stable=False)
         said.append(
@@ -197,6 +192,7 @@ def finding(name: str, study: Study) -> list[str]:
             "stays finite "
             "up to the limit that was tried, so here a large alpha starves the gradient instead of "
             "exploding it: "
-            "any positive with a negative or two before it gets next to no pull."
+            "any positive with a negative or two before it gets next to no pull. "
+            f"{starved} runs learned nothing at all."
         )
     return said

@@ -142,7 +142,12 @@ def make_noise_table(study: Study) -> ResultTable:
         ["method", *[f"{rate:.0%} wrong" for rate in NOISE_RATES], "0% to 40%"],
         body,
         title=f"R@1 (%) with a share of wrong training labels. Measured on {study.on}; not in the paper",
-        notes=settings(study),
+        notes=[
+            *unlearned(
+                study, {f"{m} at {r:.0%}": Condition(m, noise=r) for m in ROBUST for r in NOISE_RATES}
+            ),
+            *settings(study),
+        ],
     )
 
 
@@ -185,6 +190,7 @@ def notes(name: str, study: Study, published: PublishedTable) -> list[str]:
         found.append(
             "Baselines run with their package's default options; nobody tuned them, or ours, for this."
         )
+    found += unlearned(study, {row: c for row, c in rows(name, study).items() if c is not None})
     if name.startswith("robustness"):
         found.append("The paper's text names Ib, its tables Iu: both are run, and the other variants too.")
         found += _loss_by_merging(study)
@@ -199,6 +205,13 @@ def _loss_by_merging(study: Study) -> list[str]:
         if plain and merged:
             parts.append(f"{method} {np.mean(merged) - np.mean(plain):+.1f}")
     return [f"R@1 against unmerged classes: {', '.join(parts)}."] if parts else []
+
+
+def unlearned(study: Study, conditions: Mapping[str, Condition]) -> list[str]:
+    """A sentence about runs that only show what they started from."""
+    idle = {row: count for row, condition in conditions.items() if (count := study.unlearned(condition))}
+    told = ", ".join(f"{row} ({count})" for row, count in idle.items())
+    return [f"Runs that learned nothing and show the network as it came: {told}."] if idle else []
 
 
 def settings(study: Study) -> list[str]:
