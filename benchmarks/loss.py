@@ -27,9 +27,14 @@ LIMIT = {"limit: similarity product alone": "limit"}
 
 
 def peak_bytes() -> int:
-    """The largest resident size this process has had."""
+    """The largest resident size this process has had since the last `forget_peak`."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+
+
+def forget_peak() -> None:
+    """Let the peak start again from the present resident size."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def measure(what: str, size: int, data: str, threads: int) -> dict[str, float]:
@@ -49,13 +54,14 @@ def measure(what: str, size: int, data: str, threads: int) -> dict[str, float]:
     # Libraries allocate on first use; that is not the loss's memory.
     warm = embeddings.detach()[: min(size, 64)].clone().requires_grad_()
     build(what, warm, labels[: len(warm)])()
+    forget_peak()
     before = peak_bytes()
     start = time.perf_counter()
     step()
     first = time.perf_counter() - start
     memory = peak_bytes() - before
     times = [] if first > 20 else [first]
-    repeats = 1 if first > 20 else max(2, min(30, int(8 / first)))
+    repeats = 1 if first > 20 else max(1, min(30, int(8 / first)))
     for _ in range(repeats):
         embeddings.grad = None
         start = time.perf_counter()

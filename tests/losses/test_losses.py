@@ -218,6 +218,7 @@ def peak():
 x = torch.randn(6144, 16, requires_grad=True)
 y = torch.arange(6144) // 4
 PNPLoss()(x[:64], y[:64]).backward()
+open("/proc/self/clear_refs", "w").write("5")  # the peak starts again from here
 before = peak()
 PNPLoss()(x, y).backward()
 print((peak() - before) // 1024)
