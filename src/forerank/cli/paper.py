@@ -183,6 +183,7 @@ def _perform(
     values: list[str] | None,
 ) -> None:
     from forerank.paper import perform as room
+    from forerank.paper.make import made_in
 
     study = room.open_study(names, on=on, data=data or (), seeds=seeds, out=out, values=values or ())
     at_once = side_by_side or room.default_side_by_side(study)
@@ -205,6 +206,7 @@ def _perform(
             print(f"  figure: {product.figure} and .svg")
         for note in product.notes:
             print(f"  {note}")
+        print(f"  Time: {made_in(product.name, study)}")
 
 
 class NotReadyError(ForerankError):

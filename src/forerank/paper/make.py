@@ -60,6 +60,20 @@ def made(name: str, study: Study) -> dict[str, Any] | None:
     return values
 
 
+def made_in(name: str, study: Study) -> str:
+    """How long a result took: its training runs, shared ones included, and its making."""
+    values = made(name, study)
+    if values is None:
+        return "not made yet"
+    count, seconds = int(values["runs"]["count"]), values["runs"]["seconds"]
+    runs = (
+        f"{count} training runs of {seconds / max(count, 1):.0f} s each, shared ones included; "
+        if count
+        else ""
+    )
+    return f"{runs}made in {values['seconds']:.1f} s."
+
+
 _FORMULAS: dict[str, tuple[tuple[float, float], Callable[["Figure"], None], str]] = {
     "ap-surface": (
         (10, 4.2),

@@ -8,7 +8,7 @@ from typing import Any
 
 from forerank.paper import claims
 from forerank.paper.experiments import EXPERIMENTS
-from forerank.paper.make import made
+from forerank.paper.make import made, made_in
 from forerank.paper.published import source
 from forerank.paper.study import Study
 
@@ -132,15 +132,9 @@ def _section(name: str, values: dict[str, Any], study: Study) -> str:
             f'src="{_address(picture if name == "retrieval-examples" else vector)}"></figure>'
         )
     said = "".join(f"<p>{escape(note)}</p>" for note in values["notes"])
-    count, seconds = int(values["runs"]["count"]), values["runs"]["seconds"]
-    rests = (
-        f"{count} training runs, {seconds / 60:.0f} minutes of training in all, shared ones included. "
-        if count
-        else ""
-    )
     return (
         f'<section id="{name}"><h2>{escape(values["title"])}</h2>'
-        f'<p class="made">{escape(values["reference"])}. {rests}Made by: '
+        f'<p class="made">{escape(values["reference"])}. Time: {escape(made_in(name, study))} Command: '
         f"<code>forerank paper run {name} --on {escape(study.on)} --seeds {study.seeds}</code></p>"
         f'{drawn}{"".join(values["tables"])}<div class="said">{said}</div></section>'
     )
