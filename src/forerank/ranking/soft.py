@@ -173,8 +173,11 @@ def _count(
     chunk = min(chunk, total)
     block_bytes = BLOCK_BYTES if on_cpu else ACCELERATOR_BYTES
     block_size = max(1, min(block_bytes // row_bytes, chunk * classes.numbers[0])) * size
-    memory = _take_memory(chunk * size + block_size, queries)
-    similarity, block = memory[: chunk * size].view(chunk, size), memory[chunk * size :]
+    # One chunk that ranks the batch against itself: G X + G' X = (G + G') X is one product instead of two.
+    symmetric = ranked is queries and classes.in_order and chunk == size and query_grad is not None
+    area = chunk * size
+    memory = _take_memory(area + max(block_size, area if symmetric else 0), queries)
+    similarity, block = memory[:area].view(chunk, size), memory[area:][:block_size]
     scale = 1 / settings.temperature
     wanted = query_grad is not None or ranked_grad is not None
     out_of_reach = math.log(size) - math.log(torch.finfo(queries.dtype).eps / 4)
@@ -208,6 +211,10 @@ def _count(
         if not wanted:
             continue
         gradient = scores.scatter_add_(1, places, moved)  # dL / d scores
+        if symmetric and kept is None and query_grad is not None:
+            both = torch.add(gradient, gradient.t(), out=memory[area:][:area].view_as(gradient))
+            query_grad.addmm_(both, ranked, alpha=scale)
+            continue
         if query_grad is not None and classes.in_order:
             query_grad[first:last].addmm_(gradient, items, alpha=scale)
         elif query_grad is not None:
