@@ -86,6 +86,18 @@ class Engine(Protocol):
         """Let go of files and connections."""
 
 
+def _milvus(where: str, approximate: bool | None) -> Engine:
+    from forerank.search.milvus import MilvusEngine
+
+    if approximate is not None:
+        raise InputError("Milvus chooses its own kind of index: leave out --approximate and --exact.")
+    return MilvusEngine(f"milvus:{where}")
+
+
+# Scheme of an address -> engine from the rest of the address and `approximate`. No scheme: a local folder.
+ENGINES: dict[str, Callable[[str, bool | None], Engine]] = {"milvus": _milvus}
+
+
 def open_engine(address: str | Path, *, approximate: bool | None = None) -> Engine:
     """The engine that an address names: `milvus:...`, or a local folder.
 
@@ -95,23 +107,17 @@ def open_engine(address: str | Path, *, approximate: bool | None = None) -> Engi
     >>> open_engine("no/such/folder").meta() is None
     True
     """
-    address = str(address)
-    if address.startswith("milvus:"):
-        from forerank.search.milvus import MilvusEngine
-
-        if approximate is not None:
-            raise InputError("Milvus chooses its own kind of index: leave out --approximate and --exact.")
-
-        return MilvusEngine(address)
-    scheme = address.partition("://")[0]
-    if "://" in address:
+    scheme, colon, where = str(address).partition(":")
+    if colon and scheme in ENGINES:
+        return ENGINES[scheme](where, approximate)
+    if where.startswith("//"):
         raise InputError(
-            f"unknown kind of index {scheme!r} in {address!r}: give a folder, or milvus:FILE.db, "
+            f"unknown kind of index {scheme!r} in {str(address)!r}: give a folder, or milvus:FILE.db, "
             "or milvus:http://HOST:PORT#COLLECTION."
         )
     from forerank.search.folder import FolderEngine
 
-    return FolderEngine(address, approximate)
+    return FolderEngine(str(address), approximate)
 
 
 def unit_vectors(values: npt.ArrayLike, dim: int | None = None) -> Vectors:
