@@ -8,7 +8,10 @@ from forerank.console import format_table, print_json, say
 from forerank.errors import InputError
 
 app = App(
-    name="losses", help="List the losses; plot one you write down as a derivative.", help_format="plaintext"
+    name="losses",
+    help="List the losses; plot one you write down as a derivative.",
+    help_epilogue='Examples: forerank losses    forerank losses plot "1/(1+R)**2" --out mine.png',
+    help_format="plaintext",
 )
 
 
