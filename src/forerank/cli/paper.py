@@ -10,15 +10,13 @@ from forerank.errors import ForerankError
 
 app = App(
     name="paper",
-    help="""The tables and figures of the PNP paper by name, published numbers beside measured ones.
-
-    Examples:
-      forerank paper list
-      forerank paper run toy
-      forerank paper run variants-sop --on glyphs --seeds 3
-      forerank paper run comparison-sop --data sop=/data/Stanford_Online_Products --dry-run
-      forerank paper all --on glyphs
-    """,
+    help="The tables and figures of the PNP paper by name, published numbers beside measured ones.",
+    help_epilogue="""Examples:
+  forerank paper list
+  forerank paper run toy
+  forerank paper run variants-sop --on glyphs --seeds 3
+  forerank paper run comparison-sop --data sop=/data/Stanford_Online_Products --dry-run
+  forerank paper all --on glyphs""",
     help_format="plaintext",
 )
 
