@@ -10,6 +10,7 @@ Times on a shared machine mean little; ratios within one line are what counts.
 """
 
 import argparse
+import sys
 import time
 
 import numpy as np
@@ -125,10 +126,9 @@ def main() -> None:
             ratios = [f"{x:.2f}" for x in (t32 / product, t / product, t / t32)]
             quality = [f"{default[name]:.3f}" for name in ("recall@1", "map")]
             rows.append([f"{count:,} {kind}", *quality, *shown, *ratios, *peers.values()])
-            print(".", end="", flush=True)
+            print(f"{count:,} {kind} measured", file=sys.stderr, flush=True)
     header = ["set", "recall@1", "map", "product s", "float32 s", "default s", "float32/product",
               "default/product", "default/float32", "faiss/default", "calculator/default"]  # fmt: skip
-    print()
     print(format_table(header, rows))
 
 
