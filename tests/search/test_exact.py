@@ -69,10 +69,30 @@ def test_it_is_not_tried_where_exact_search_is_fast(tmp_path, fill, make_rows, r
     engine = open_engine(tmp_path / "index")
     fill(engine, make_rows([f"a/{i:03d}.png" for i in range(300)]), random_vectors(300))
     assert engine.meta()["approximate"] is None
-    # And where it is tried but brings nothing, it is not kept.
+
+
+def test_it_is_not_built_where_a_sample_says_it_would_miss_too_much(
+    tmp_path, fill, make_rows, random_vectors, monkeypatch, capsys
+):
     monkeypatch.setattr(hnsw, "WORTH_TRYING", 1)
-    monkeypatch.setattr(hnsw, "SEARCH_WIDTHS", (1,))
+    built = []
+    monkeypatch.setattr(
+        hnsw, "build", lambda vectors, real=hnsw.build: built.append(len(vectors)) or real(vectors)
+    )
+    monkeypatch.setattr(hnsw, "SAMPLE", 1500)
+    engine = open_engine(tmp_path / "index")
+    # All directions alike and a narrow search: hard at this size, as wide ones are at a million.
+    with monkeypatch.context() as narrow:
+        narrow.setattr(hnsw, "SEARCH_WIDTHS", (1, 2, 4))
+        fill(engine, make_rows([f"a/{i:04d}.png" for i in range(2000)]), random_vectors(2000, 64))
+    assert built == [1500]
+    assert "would miss too much" in capsys.readouterr().err
+    assert engine.meta()["approximate"] is None
+    # And where it is built but is not faster, it is not kept.
+    monkeypatch.setattr(hnsw, "SAMPLE", 500)
     engine = open_engine(tmp_path / "second")
-    fill(engine, make_rows([f"a/{i:04d}.png" for i in range(3000)]), random_vectors(3000, 64))
+    fill(engine, make_rows([f"a/{i:04d}.png" for i in range(600)]), clustered(600, 8))
+    assert built[1:] == [500, 600]
+    assert "does not pay" in capsys.readouterr().err
     assert engine.meta()["approximate"] is None
     assert not list((tmp_path / "second").glob("generation-*/hnsw.faiss"))

@@ -286,6 +286,9 @@ class _FolderUpdate:
         choice = self._engine.approximate
         if choice is False or len(vectors) == 0 or (choice is None and vectors.size < hnsw.WORTH_TRYING):
             return None
+        if choice is None and not hnsw.promising(vectors):
+            say("an approximate index would miss too much on these vectors: searches stay exact")
+            return None
         say(f"building an approximate index over {len(vectors):,} vectors ...")
         started = time.perf_counter()
         graph = hnsw.build(vectors)

@@ -1,6 +1,7 @@
 """An approximate index (HNSW, by faiss) for when exact search is slow; kept only if it pays."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from forerank.search.exact import top_k
 LINKS = 32  # neighbours of a node in the graph
 BUILD_WIDTH = 80  # candidates looked at when a node is added
 SEARCH_WIDTHS = (32, 64, 128, 256, 512, 1024)
+SAMPLE = 30_000
 # Under this many numbers exact search answers within some 20 ms on two cores: nothing to gain.
 WORTH_TRYING = 60_000_000
 
@@ -50,7 +52,15 @@ def build(vectors: Vectors) -> Any:
     return graph
 
 
-def measure(graph: Any, vectors: Vectors, seconds: float, *, wanted: float = 0.99, seed: int = 0) -> Measured:
+def measure(
+    graph: Any,
+    vectors: Vectors,
+    seconds: float,
+    *,
+    wanted: float = 0.99,
+    widths: Sequence[int] = SEARCH_WIDTHS,
+    seed: int = 0,
+) -> Measured:
     """Choose the narrowest search that reaches the wanted recall@10, and time it against exact search."""
     generator = np.random.default_rng(seed)
     sample = np.sort(generator.choice(len(vectors), size=min(200, len(vectors)), replace=False))
@@ -60,8 +70,8 @@ def measure(graph: Any, vectors: Vectors, seconds: float, *, wanted: float = 0.9
     for query in queries[:5]:
         top_k(query[None], vectors, 10)
     exact = (time.perf_counter() - started) / len(queries[:5])
-    recall, width = 0.0, SEARCH_WIDTHS[0]
-    for width in SEARCH_WIDTHS:
+    recall, width = 0.0, widths[0]
+    for width in widths:
         found = _without_self(search(graph, queries, 11, width)[0], sample)
         recall = float(
             np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(found, truth, strict=True)])
@@ -75,11 +85,24 @@ def measure(graph: Any, vectors: Vectors, seconds: float, *, wanted: float = 0.9
     return Measured(recall, width, exact / max(approximate, 1e-9), len(queries), seconds)
 
 
+def promising(vectors: Vectors, seed: int = 0) -> bool:
+    """Whether a sample is easy to search approximately: more vectors only make it harder.
+
+    A large graph takes many minutes to build; on vectors that fill all directions alike it is wasted.
+    """
+    generator = np.random.default_rng(seed)
+    rows = np.sort(generator.choice(len(vectors), size=min(SAMPLE, len(vectors)), replace=False))
+    sample = np.ascontiguousarray(vectors[rows])
+    # A search wider than the third of these is hardly faster than an exact one.
+    return measure(build(sample), sample, 0.0, widths=SEARCH_WIDTHS[:3]).recall >= 0.98
+
+
 def search(graph: Any, queries: Vectors, k: int, width: int) -> tuple[Ids, Vectors]:
     """Positions and inner products (Q, k), nearest first; asking for more than `width` widens the search."""
-    faiss = require("faiss")
-    parameters = faiss.SearchParametersHNSW(efSearch=max(width, k))
-    similarities, positions = graph.search(queries, k, params=parameters)
+    # Set on the graph, not given as `params`: faiss.contrib.torch_utils, which pytorch-metric-learning
+    # imports, replaces search by a version without them.
+    graph.hnsw.efSearch = max(width, k)
+    similarities, positions = graph.search(queries, k)
     return positions, similarities
 
 
