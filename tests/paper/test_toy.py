@@ -26,6 +26,7 @@ def test_recall_counts_the_nearest_on_the_circle() -> None:
 
 
 def test_dq_separates_unseen_classes_where_ib_does_not() -> None:
+    torch.set_num_threads(1)  # networks this small only wait for a second thread
     truth = toy.labels().numpy()
     found: dict[str, list[float]] = {"Ib": [], "Dq": []}
     for seed in range(3):

@@ -36,7 +36,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # A run of a second: 20 steps of 4 classes x 4 images.
 QUICK = [
-    "backbone=glyphnet", "pretrained=false", "mode=full", "embedding_dim=16", "batch_size=16",
+    "backbone=glyphnet", "pooling=gem", "pretrained=false", "mode=full", "embedding_dim=16", "batch_size=16",
     "images_per_class=4", "steps=20", "every=10", "lr=1e-3", "nmi=false", "ks=[1,2]",
 ]  # fmt: skip
 
