@@ -81,9 +81,10 @@ def test_it_is_not_built_where_a_sample_says_it_would_miss_too_much(
     )
     monkeypatch.setattr(hnsw, "SAMPLE", 1500)
     engine = open_engine(tmp_path / "index")
-    # All directions alike and a narrow search: hard at this size, as wide ones are at a million.
+    # All directions alike, few links and a narrow search: as hard as a million is for a good graph.
     with monkeypatch.context() as narrow:
         narrow.setattr(hnsw, "SEARCH_WIDTHS", (1, 2, 4))
+        narrow.setattr(hnsw, "LINKS", 2)
         fill(engine, make_rows([f"a/{i:04d}.png" for i in range(2000)]), random_vectors(2000, 64))
     assert built == [1500]
     assert "would miss too much" in capsys.readouterr().err
