@@ -42,7 +42,8 @@ QUICK = [
 
 
 # At a temperature of 0.01 and a high rate, training multiplies the rounding of another order of sums until
-# the curves part; where two ways to compute the same thing are compared, it must not. The rate is the paper's.
+# the curves part; where two ways to compute the same thing are compared, it must not.
+# The rate is the paper's.
 CALM = [*QUICK, "lr=1e-5", "temperature=0.1"]
 
 
