@@ -12,7 +12,6 @@ EXTRAS = {
     "fastapi": "web",
     "uvicorn": "web",
     "jinja2": "web",
-    "multipart": "web",
     "pymilvus": "milvus",
     "milvus_lite": "milvus",
     "timm": "timm",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from random import Random
 from typing import Any
 
@@ -86,6 +86,14 @@ class Preprocessing:
             if key not in valid:
                 raise unknown("preprocessing key", key, valid)
         return cls(**values)
+
+    def at_size(self, size: int) -> "Preprocessing":
+        """The same views at another size, the margin around the crop kept in proportion.
+
+        >>> Preprocessing(size=224, resize=256).at_size(112).resize
+        128
+        """
+        return replace(self, size=size, resize=round(self.resize * size / self.size))
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Width and height after the resize step.

@@ -3,7 +3,7 @@
 import fnmatch
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -187,12 +187,3 @@ def list_backbones(pattern: str = "*") -> list[dict[str, object]]:
             *list_timm(),
         ]
     return [row for row in rows if fnmatch.fnmatchcase(str(row["name"]).casefold(), pattern.casefold())]
-
-
-def with_size(preprocessing: Preprocessing, size: int) -> Preprocessing:
-    """The same preprocessing at another input size, the margin around the crop kept in proportion.
-
-    >>> with_size(Preprocessing(size=224, resize=256), 112).resize
-    128
-    """
-    return replace(preprocessing, size=size, resize=round(preprocessing.resize * size / preprocessing.size))

@@ -185,9 +185,12 @@ def open_inputs(
 ) -> dict[str, Part]:
     """What the encoder reads of each part: images, or in head mode features."""
     preprocessing: Preprocessing = model.preprocessing
+    smaller = recipe.data.train_size if recipe.mode == "full" else None
+    views = {"train": preprocessing.at_size(smaller)} if smaller else {}
     small = preprocessing.resize <= SMALL_IMAGES
     images = {
-        name: image_part(table, preprocessing, recipe, name, cache=small) for name, table in tables.items()
+        name: image_part(table, views.get(name, preprocessing), recipe, name, cache=small)
+        for name, table in tables.items()
     }
     if recipe.mode == "full":
         return images

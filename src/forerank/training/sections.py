@@ -24,6 +24,9 @@ class Data:
     crop: Literal["paper", "official"] = setting(
         "paper", "training view: random crop of 224 from 256, or the authors' RandomResizedCrop"
     )
+    train_size: int | None = setting(
+        None, "side of the training views (mode=full); null: the model's; smaller is faster"
+    )
     on_bad: Literal["refuse", "skip"] = setting("refuse", "an unreadable image ends the run, or is left out")
     check: bool = setting(True, "read every image's header first: missing, broken, in train and test alike")
     merge_classes: int = setting(0, "robustness study: merge every so many training classes into one; 0: off")
