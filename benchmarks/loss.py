@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 DIMENSION, IMAGES_PER_CLASS = 512, 4
-SIZES = (112, 384, 1024, 4096, 16384)
-PEER_FITS = 384  # 9 tensors of B^3 floats: 2 GiB at 384, 36 GiB at 1,024
+SIZES = (112, 384, 640, 1024, 4096, 16384)
+PEER_FITS = 640  # 9 tensors of B^3 floats: 2 GiB at 384, 9 GiB at 640, 36 GiB at 1,024
 OURS = {"Forerank PNP-Dq": "ours-pnp", "Forerank Smooth-AP": "ours-ap"}
 PEERS = {"pytorch-metric-learning PNPLoss": "peer-pnp", "pytorch-metric-learning SmoothAPLoss": "peer-ap"}
 LIMIT = {"limit: similarity product alone": "limit"}

@@ -147,7 +147,7 @@ def _normalise(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 def _through_normalisation(grad: Tensor, units: Tensor, lengths: Tensor) -> Tensor:
     """The gradient in vectors from that in their unit vectors, in place; a zero vector gets none."""
-    along = torch.bmm(grad.unsqueeze(1), units.unsqueeze(2)).squeeze(2)  # (N, 1), without an (N, D) product
+    along = torch.linalg.vecdot(grad, units).unsqueeze(1)  # (N, 1)
     return grad.addcmul_(along, units, value=-1).div_(lengths.masked_fill(lengths == 0, math.inf))
 
 
