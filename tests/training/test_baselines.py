@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forerank.errors import InputError
 from forerank.losses import PNPLoss, SmoothAPLoss
 from forerank.training import load_recipe, read_history, train
-from forerank.training.baselines import PeerMemory, build_loss
+from forerank.training.baselines import PeerMemory, build_loss, joint_loss
 from forerank.training.recipe import Recipe, override
 
 from .conftest import QUICK
@@ -74,3 +75,16 @@ def test_the_bank_of_a_peer_by_hand() -> None:
     assert bank.rows.tolist() == [5, 6, 7]
     assert bank(3 * ones, torch.tensor([0, 1]), torch.tensor([8, 9])) == 6 + 1 + 4
     assert bank.rows.tolist() == [7, 8, 9]
+
+
+def test_the_histogram_has_room_for_equal_images() -> None:
+    """Two equal vectors may have a cosine of 1 or a rounding above, which is past the peer's last bin."""
+    loss = build_loss(override(Recipe(), ["loss=pml:HistogramLoss"]), classes=2, embedding_dim=3)
+    vectors = torch.nn.functional.normalize(torch.tensor([[0.3, 0.5, 0.7]] * 2 + [[1.0, 0, 0], [0, 1, 0]]))
+    assert torch.isfinite(loss(vectors, torch.tensor([0, 0, 1, 1])))
+
+
+def test_a_peers_fault_is_one_sentence() -> None:
+    loss = build_loss(override(Recipe(), ["loss=pml:ProxyNCALoss"]), classes=2, embedding_dim=3)
+    with pytest.raises(InputError, match="pml:ProxyNCALoss failed on a batch of 4"):
+        joint_loss(loss, torch.rand(4, 5), torch.tensor([0, 0, 1, 1]), torch.arange(4))

@@ -74,10 +74,23 @@ def baseline(name: str, options: dict[str, Any], classes: int, embedding_dim: in
     for key in options:
         if key not in accepted:
             raise unknown(f"argument of {PREFIX}{name}", key, sorted(accepted))
+    if name == "HistogramLoss":
+        arguments.setdefault("distance", _below_one())
     try:
         return cast(nn.Module, found[name](**arguments))
     except (TypeError, ValueError) as error:
         raise InputError(f"{PREFIX}{name} cannot be built with {arguments}: {error}") from error
+
+
+def _below_one() -> nn.Module:
+    """Its cosine similarity, kept below 1: rounding above that is a bin which its histogram does not have."""
+
+    class BelowOne(require("pytorch_metric_learning.distances").CosineSimilarity):  # type: ignore[misc]
+        def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+            similarity: Tensor = super().compute_mat(query_emb, ref_emb)
+            return similarity.clamp(max=1 - 1e-6)
+
+    return cast(nn.Module, BelowOne())
 
 
 class PeerMemory(nn.Module):
@@ -154,5 +167,10 @@ def joint_loss(loss: nn.Module, embeddings: Tensor, labels: Tensor, rows: Tensor
     else:
         if world_size() > 1:  # a peer's loss knows one process only, so each computes the whole
             (embeddings, _), (labels, _), (rows, _) = (gather_rows(x) for x in (embeddings, labels, rows))
-        result = loss(embeddings, labels, rows) if isinstance(loss, PeerMemory) else loss(embeddings, labels)
+        extra = (rows,) if isinstance(loss, PeerMemory) else ()
+        try:
+            result = loss(embeddings, labels, *extra)
+        except (RuntimeError, IndexError) as error:
+            name = type(loss).__name__
+            raise InputError(f"{PREFIX}{name} failed on a batch of {len(labels)}: {error}") from error
     return result
