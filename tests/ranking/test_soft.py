@@ -147,6 +147,43 @@ def test_columns_out_of_reach_change_nothing(bank: bool, monkeypatch: pytest.Mon
     torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("alpha", [4.0, 1e6])
+def test_a_steep_penalty_loses_nothing_it_could_see(alpha: float) -> None:
+    # Classes 0.245 apart in similarity: each negative adds e^-24.5 to R.
+    labels = torch.arange(400) // 4
+    x = torch.full((400, 101), 0.0)
+    x[torch.arange(400), labels] = 0.245**0.5
+    x[:, 100] = 0.755**0.5
+    classes = ClassColumns.build(labels, labels, own_columns=torch.arange(400))
+
+    def steep(negatives: Tensor, positives: Tensor, number: Tensor) -> tuple[Tensor, Tensor, None]:
+        slope = alpha * torch.exp(-(alpha + 1) * torch.log1p(negatives))
+        return -torch.expm1(-alpha * torch.log1p(negatives)), slope, None
+
+    count = 396 * torch.sigmoid(torch.tensor(-24.5, dtype=torch.float64))
+    wanted = -torch.expm1(-alpha * torch.log1p(count))
+    assert ranked_loss(x, classes, steep, CountSettings()).item() == pytest.approx(wanted.item(), rel=1e-3)
+
+
+def test_products_are_whole_and_the_setting_is_given_back() -> None:
+    x, codes = torch.randn(8, 3), torch.arange(8) // 2
+    classes = ClassColumns.build(codes, codes, own_columns=torch.arange(8))
+    seen = []
+
+    def looks(negatives: Tensor, positives: Tensor, number: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        products = getattr(torch.backends.mkldnn, "matmul", None)  # torch from 2.9 on
+        seen.append(products.fp32_precision if products else torch.get_float32_matmul_precision())
+        return square(negatives, positives, number)
+
+    try:
+        torch.set_float32_matmul_precision("medium")
+        ranked_loss(x, classes, looks, CountSettings())
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen in (["ieee"], ["highest"])
+
+
 def test_nan_is_never_out_of_reach() -> None:
     x, codes = clustered()
     x[39, 0] = torch.nan

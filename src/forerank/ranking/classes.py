@@ -28,9 +28,7 @@ class ClassColumns:
     numbers: list[int]  # their numbers of positives, descending
     sizes: Tensor  # (Q,) own-class items in the ranked set
     starts: Tensor  # (Q,) where the class begins in `order`
-    skipped: (
-        Tensor  # (Q,) place of the query itself within its class, to be left out; past the end if nothing is
-    )
+    skipped: Tensor  # (Q,) place of the query itself in its class, to be left out; past the end for nothing
     order: Tensor  # (M,) columns of the ranked set, sorted by class
     in_order: bool  # whether `rows` are simply 0..Q-1
     total: int  # queries the loss is a mean of; more than Q where other processes hold the rest

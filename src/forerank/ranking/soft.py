@@ -13,6 +13,8 @@ held, and because the gradient is made in the forward pass, similarities are com
 
 import math
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,6 +30,9 @@ CHUNK_BYTES, BLOCK_BYTES = 16 << 20, 4 << 20
 ACCELERATOR_BYTES = 256 << 20
 # Leave out the columns that no query of a chunk can feel if at most this share is left.
 WORTHWHILE, SAMPLE = 0.7, 16  # looked at first: every 16th query
+# The most that columns left out may add to an R together: what float64 cannot tell from nothing in 1 + R.
+# Float32's would be too much: a steep penalty still sees it.
+LEFT_OUT = 2.0**-54
 
 
 def soft_count(items: Tensor, others: Tensor, temperature: float = 0.01) -> Tensor:
@@ -64,7 +69,7 @@ def ranked_loss(
         rank_batch: whether the batch itself is ranked.
 
     Returns:
-        A scalar: float64 for float64 input, else float32. It can be differentiated once.
+        A scalar: float64 if any input is, else float32. It can be differentiated once.
     """
     wanted = (
         torch.is_grad_enabled() and embeddings.requires_grad,
@@ -90,10 +95,13 @@ class _RankedLoss(torch.autograd.Function):
         wanted: tuple[bool, bool],
     ) -> Tensor:
         ctx.dtypes = (embeddings.dtype, None if references is None else references.dtype)
-        with torch.autocast(embeddings.device.type, enabled=False):
-            units, lengths = _normalise(embeddings)
+        with torch.autocast(embeddings.device.type, enabled=False), _whole_products(embeddings.device.type):
+            dtype = torch.promote_types(embeddings.dtype, torch.float32)
+            if references is not None:
+                dtype = torch.promote_types(dtype, references.dtype)
+            units, lengths = _normalise(embeddings, dtype)
             parts = [(units, lengths)] if rank_batch else []
-            parts += [_normalise(references)] if references is not None else []
+            parts += [_normalise(references, dtype)] if references is not None else []
             ranked = parts[0][0] if len(parts) == 1 else torch.cat([unit for unit, _ in parts])
             own = len(units) if rank_batch else 0
             # Columns that need a gradient come first: a bank of stored embeddings costs no backward product.
@@ -138,11 +146,43 @@ def _once(gradient: Tensor) -> Tensor:
     return guarded
 
 
-def _normalise(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors (N, D) and lengths (N, 1), at least in single precision. A zero vector stays zero."""
-    wide = vectors.detach().to(torch.promote_types(vectors.dtype, torch.float32))
+def _normalise(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Unit vectors (N, D) and lengths (N, 1) in the given precision. A zero vector stays zero."""
+    wide = vectors.detach().to(dtype)
     lengths = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-    return wide / lengths.masked_fill(lengths == 0, 1), lengths
+    if lengths.numel() == 0:
+        return wide, lengths
+    shortest, longest = torch.aminmax(lengths)
+    if shortest > torch.finfo(dtype).tiny ** 0.25 and longest < math.inf:
+        return wide / lengths, lengths
+    # Squares have overflowed or lost digits; or there is a zero vector, or NaN, which stays NaN.
+    largest = wide.abs().amax(1, keepdim=True)
+    wide = wide / largest.masked_fill(largest == 0, 1)
+    shares = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    return wide / shares.masked_fill(shares == 0, 1), shares * largest
+
+
+@contextmanager
+def _whole_products(device_type: str) -> Iterator[None]:
+    """Products in all of float32: TF32 or bfloat16 err by a good part of a temperature of 0.01."""
+    backend: Any = torch.backends.mkldnn if device_type == "cpu" else torch.backends.cuda
+    products = getattr(backend, "matmul", None)
+    before = getattr(products, "fp32_precision", None)
+    if before in ("none", "ieee"):
+        yield
+    elif products is not None and before is not None:
+        products.fp32_precision = "ieee"
+        try:
+            yield
+        finally:
+            products.fp32_precision = before
+    else:  # torch before 2.9
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(precision)
 
 
 def _through_normalisation(grad: Tensor, units: Tensor, lengths: Tensor) -> Tensor:
@@ -180,7 +220,7 @@ def _count(
     similarity, block = memory[:area].view(chunk, size), memory[area:][:block_size]
     scale = 1 / settings.temperature
     wanted = query_grad is not None or ranked_grad is not None
-    out_of_reach = math.log(size) - math.log(torch.finfo(queries.dtype).eps / 4)
+    out_of_reach = math.log(size) - math.log(LEFT_OUT)
 
     for first in range(0, total, chunk):
         last = min(first + chunk, total)
@@ -190,7 +230,7 @@ def _count(
         torch.addmm(scores, mine, ranked.t(), beta=0, alpha=scale, out=scores)
         positive = scores.gather(1, found.positives)  # (C, P)
         scores.scatter_(1, found.own_class, -math.inf)  # sigmoid(-inf) = 0: only negatives are left to count
-        # A negative so far behind the last positive adds less to R than rounding takes from 1 + R.
+        # All negatives so far behind the last positive add less than LEFT_OUT to its R.
         reach = positive.masked_fill(~found.valid, math.inf).amin(1, keepdim=True) - out_of_reach
         kept = _columns_in_reach(scores, reach, found) if on_cpu else None
         items, places = ranked, found.positives
