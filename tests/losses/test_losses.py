@@ -16,13 +16,13 @@ from forerank.errors import InputError
 from forerank.losses import LinearTail, PNPLoss, RankingLoss, RecallAtKLoss, SmoothAPLoss, SupAPLoss
 
 VARIANTS = ["O", "Iu", "Iu_exact", "Ib", "Ds", "Dq"]
-MAKERS: dict[str, Callable[..., RankingLoss]] = {
+ALL: dict[str, Callable[..., RankingLoss]] = {
     **{variant: partial(PNPLoss, variant) for variant in VARIANTS},
     "AP": SmoothAPLoss,
     "Recall": RecallAtKLoss,
     "tail": partial(PNPLoss, linear_tail=LinearTail(start=0.2, slope=3.0)),
+    "SupAP": SupAPLoss,
 }
-ALL = {**MAKERS, "SupAP": SupAPLoss}
 
 
 def batch(dtype: torch.dtype = torch.float64, count: int = 14, dimension: int = 5) -> tuple[Tensor, Tensor]:
@@ -31,18 +31,18 @@ def batch(dtype: torch.dtype = torch.float64, count: int = 14, dimension: int = 
     return torch.randn(count, dimension, dtype=torch.float64, generator=generator).to(dtype), labels
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ALL)
 def test_gradient_is_that_of_the_value(name: str) -> None:
     x, labels = batch()
     for settings in ({}, {"count_self": True}, {"chunk_size": 3}):
-        loss = MAKERS[name](temperature=0.15, **settings)
+        loss = ALL[name](temperature=0.15, **settings)
         assert torch.autograd.gradcheck(lambda e, loss=loss: loss(e, labels), x.clone().requires_grad_())
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ALL)
 def test_gradient_in_references(name: str) -> None:
     x, labels = batch()
-    loss = MAKERS[name](temperature=0.15)
+    loss = ALL[name](temperature=0.15)
     queries, references = x[:5].clone().requires_grad_(), x[5:].clone().requires_grad_()
     assert torch.autograd.gradcheck(
         lambda q, r: loss(q, labels[:5], None, r, labels[5:]), (queries, references)
@@ -63,6 +63,55 @@ def test_invariances(name: str) -> None:
     torch.testing.assert_close(loss(x, labels.numpy()), value)
     torch.testing.assert_close(loss(x, labels.to(torch.int8)), value)
     torch.testing.assert_close(loss(x, labels, None, x, labels), value)  # the same tensor: the batch itself
+
+
+def test_scaling_as_far_as_float32_goes() -> None:
+    x, labels = batch(torch.float32)
+    loss = PNPLoss(temperature=0.1)
+    plain = x.clone().requires_grad_()
+    value = loss(plain, labels)
+    value.backward()
+    for scale in (1e-30, 1e20):  # squares of these are 0 and infinity
+        scaled = (x * scale).requires_grad_()
+        result = loss(scaled, labels)
+        result.backward()
+        torch.testing.assert_close(result, value)
+        torch.testing.assert_close(scaled.grad * scale, plain.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_labels_of_any_kind_make_the_same_classes() -> None:
+    x, labels = batch()
+    wanted = PNPLoss()(x, labels)
+    assert wanted > 0
+    for same in (
+        list(labels),
+        list(labels.numpy()),
+        [2**70 + v for v in labels.tolist()],
+    ):
+        assert PNPLoss()(x, same) == wanted
+
+
+@pytest.mark.parametrize("double", ["queries", "references"])
+def test_precisions_may_differ(double: str) -> None:
+    x, labels = batch(torch.float32)
+    queries, references = x[:5].clone(), x[5:].clone()
+    loss = PNPLoss(temperature=0.1)
+    expected = loss(queries.double(), labels[:5], None, references.double(), labels[5:])
+    if double == "queries":
+        queries = queries.double()
+    else:
+        references = references.double()
+    queries.requires_grad_()
+    value = loss(queries, labels[:5], None, references, labels[5:])
+    value.backward()
+    torch.testing.assert_close(value, expected)
+    assert queries.grad.dtype == queries.dtype
+
+
+def test_a_tail_from_a_recipe() -> None:
+    assert PNPLoss(linear_tail={"start": 0.1, "slope": 7}).linear_tail == LinearTail(0.1, 7)
+    assert PNPLoss(linear_tail=True).linear_tail == LinearTail()
+    assert PNPLoss(linear_tail=False).linear_tail is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -192,7 +241,23 @@ BAD_CALLS: list[tuple[type[Exception], str, Callable[[Tensor, Tensor], Any]]] = 
     (ValueError, "indices_tuple", lambda x, y: PNPLoss()(x, y, (y, y, y))),
     (ValueError, "labels are missing", lambda x, y: PNPLoss()(x, None)),
     (ValueError, "ks", lambda x, y: RecallAtKLoss(ks=[0])),
-    (ValueError, "negative", lambda x, y: SupAPLoss(slope=-1)),
+    (ValueError, "each of ks", lambda x, y: RecallAtKLoss(ks=[1.5])),
+    (ValueError, "sequence of ranks", lambda x, y: RecallAtKLoss(ks=5)),
+    (ValueError, "rank_temperature", lambda x, y: RecallAtKLoss(rank_temperature=float("inf"))),
+    (ValueError, "slope of a linear tail", lambda x, y: SupAPLoss(slope=-1)),
+    (ValueError, "slope .* not inf", lambda x, y: SupAPLoss(slope=float("inf"))),
+    (ValueError, "start of a linear tail", lambda x, y: LinearTail(-1, 5)),
+    (ValueError, "linear_tail .* 'yes'", lambda x, y: PNPLoss(linear_tail="yes")),
+    (ValueError, "did you mean 'start'", lambda x, y: PNPLoss(linear_tail={"strat": 0.1})),
+    (ValueError, "alpha .* at least 1, not '4'", lambda x, y: PNPLoss(alpha="4")),
+    (ValueError, "temperature .* not None", lambda x, y: PNPLoss(temperature=None)),
+    (ValueError, "chunk_size .* not 2.5", lambda x, y: PNPLoss(chunk_size=2.5)),
+    (TypeError, "not floating point", lambda x, y: PNPLoss()(x, list(y.numpy().astype("float32")))),
+    (TypeError, "unhashable", lambda x, y: PNPLoss()(x, [[1], [2]] * 7)),
+    (TypeError, "tensor of several", lambda x, y: PNPLoss()(x, list(y[:, None]))),
+    (TypeError, "not iterable", lambda x, y: PNPLoss()(x, 5)),
+    (ValueError, "batch itself", lambda x, y: PNPLoss()(x, y, None, x, y.flip(0))),
+    (ValueError, "14 embeddings but 3 ref_labels", lambda x, y: PNPLoss()(x, y, None, x, y[:3])),
 ]
 
 

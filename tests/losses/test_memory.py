@@ -70,6 +70,29 @@ def test_keeps_the_newest_and_one_of_each_image() -> None:
     assert len(memory) == 0
 
 
+def test_a_faulty_batch_is_not_stored() -> None:
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    memory = CrossBatchMemory(PNPLoss("O", temperature=0.1), size=100)
+    one, two, three = batches(3)
+    memory(one, labels, ids=torch.arange(6))
+    two[1, 2], two[4, 0] = torch.inf, torch.nan
+    assert memory(two, labels, ids=torch.arange(6, 12)).isnan()
+    assert memory.ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 9, 11]
+    assert memory(three, labels, ids=torch.arange(12, 18)).isfinite()
+
+
+def test_precision_may_change_between_batches() -> None:
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    memory = CrossBatchMemory(PNPLoss("O", temperature=0.1), size=100)
+    values = [
+        memory(x.to(dtype), labels)
+        for x, dtype in zip(batches(3), (torch.float64, torch.float32, torch.float16), strict=True)
+    ]
+    memory.clear()
+    exact = [memory(x, labels) for x in batches(3)]
+    torch.testing.assert_close(torch.stack(values), torch.stack(exact), rtol=1e-2, atol=0)
+
+
 def test_state_is_saved_and_restored() -> None:
     labels, loss = torch.tensor([0, 0, 1, 1, 2, 2]), PNPLoss()
     one, two = batches(2)
@@ -94,8 +117,14 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="size"):
         CrossBatchMemory(PNPLoss(), 0)
     memory = CrossBatchMemory(PNPLoss(), 10)
-    with pytest.raises(ValueError, match="ids must be 6 integers"):
+    with pytest.raises(ValueError, match="6 embeddings but 5 ids"):
         memory(x, labels, ids=torch.arange(5))
+    with pytest.raises(TypeError, match="ids must be integers"):
+        memory(x, labels, ids=list("abcdef"))
+    with pytest.raises(TypeError, match="in a memory bank"):
+        memory(x, list("aabbcc"))
+    with pytest.raises(ValueError, match="size must be a whole number"):
+        CrossBatchMemory(PNPLoss(), 2.5)
     with pytest.raises(ValueError, match="negative"):
         memory(x, labels, ids=torch.arange(-1, 5))
     with pytest.raises(ValueError, match="indices_tuple"):

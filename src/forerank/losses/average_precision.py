@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from forerank.errors import InputError
 from forerank.losses.base import RankingLoss
 from forerank.ranking.soft import LinearTail
 
@@ -73,12 +72,10 @@ class SupAPLoss(SmoothAPLoss):
         gather: bool = False,
         chunk_size: int | None = None,
     ) -> None:
-        if not start >= 0 or not slope >= 0:
-            raise InputError(f"start and slope must not be negative, but are {start!r} and {slope!r}.")
         super().__init__(
             temperature=temperature,
             count_self=count_self,
-            linear_tail=LinearTail(float(start), float(slope), jump=0.5),
+            linear_tail=LinearTail(start, slope, jump=0.5),
             gather=gather,
             chunk_size=chunk_size,
         )

@@ -1,6 +1,6 @@
 """What all ranking losses share: checking the batch, finding its classes, and calling the counting core."""
 
-import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from forerank.errors import InputError
+from forerank.losses.arguments import Tail, check_count, check_number, check_tail
 from forerank.losses.gather import gather_rows, sum_over_processes, world_size
 from forerank.losses.peer import PeerCompatible
 from forerank.ranking.classes import ClassColumns
-from forerank.ranking.soft import CountSettings, LinearTail, ranked_loss
+from forerank.ranking.soft import CountSettings, ranked_loss
 
 Labels = Tensor | Sequence[Any]
+SHARED = "where several processes gather their batches"
 
 
 class RankingLoss(PeerCompatible, nn.Module):
@@ -27,12 +29,12 @@ class RankingLoss(PeerCompatible, nn.Module):
     Args:
         temperature: of the sigmoid that softens "stands before".
         count_self: count each query as its own positive, as the code of the papers' authors does.
-        linear_tail: let negatives beyond a gap be pulled along a line; True for the defaults of `LinearTail`.
+        linear_tail: let negatives beyond a gap be pulled along a line: a `LinearTail`, a mapping of its
+            arguments, or True for its defaults.
         gather: with several processes, rank the batches of all of them together. Loss, and the model's
-        gradient
-            under `DistributedDataParallel`, are those of one process with the joint batch.
+            gradient under `DistributedDataParallel`, are those of one process with the joint batch.
         chunk_size: queries taken at a time; None chooses by memory. It changes memory and speed, not the
-        result.
+            result.
     """
 
     positives = "none"  # how other positives before a positive are counted: "none", "soft", "hard"
@@ -42,20 +44,16 @@ class RankingLoss(PeerCompatible, nn.Module):
         *,
         temperature: float = 0.01,
         count_self: bool = False,
-        linear_tail: LinearTail | bool | None = None,
+        linear_tail: Tail = None,
         gather: bool = False,
         chunk_size: int | None = None,
     ) -> None:
         super().__init__()
-        if not temperature > 0 or not math.isfinite(temperature):
-            raise InputError(f"temperature must be a positive number, not {temperature!r}.")
-        if chunk_size is not None and chunk_size < 1:
-            raise InputError(f"chunk_size must be at least 1 query, or None, not {chunk_size!r}.")
-        self.temperature = float(temperature)
+        self.temperature = check_number("temperature", temperature, above=0)
         self.count_self = bool(count_self)
-        self.linear_tail = LinearTail() if linear_tail is True else (linear_tail or None)
+        self.linear_tail = check_tail(linear_tail)
         self.gather = bool(gather)
-        self.chunk_size = chunk_size
+        self.chunk_size = None if chunk_size is None else check_count("chunk_size", chunk_size)
 
     def penalty(
         self, negatives: Tensor, positives: Tensor, number: Tensor
@@ -82,14 +80,14 @@ class RankingLoss(PeerCompatible, nn.Module):
             ref_labels: (M,) labels of the references.
 
         Returns:
-            A scalar in float32, or float64 for float64 embeddings.
+            A scalar in float32, or float64 if any of the embeddings are.
         """
         if indices_tuple is not None:
             raise InputError(
                 f"{type(self).__name__} ranks all positives against all negatives: indices_tuple must be None"
             )
         if ref_emb is embeddings:
-            ref_emb = None
+            ref_emb, ref_labels = None, None if ref_labels is labels else ref_labels
         elif (ref_emb is None) != (ref_labels is None):
             raise InputError("ref_emb and ref_labels go together: give both or neither.")
         loss: Tensor = self.rank(embeddings, labels, ref_emb, ref_labels, rank_batch=ref_emb is None)
@@ -118,10 +116,10 @@ class RankingLoss(PeerCompatible, nn.Module):
             embeddings, mine = gather_rows(
                 embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
             )
-            labels, _ = gather_rows(integer_labels(labels, embeddings.device))
+            labels, _ = gather_rows(integer_labels(labels, embeddings.device, SHARED))
             if references is not None and gather_references:
                 references, _ = gather_rows(references)
-                reference_labels, _ = gather_rows(integer_labels(reference_labels, embeddings.device))
+                reference_labels, _ = gather_rows(integer_labels(reference_labels, embeddings.device, SHARED))
         codes, reference_codes = class_codes(labels, reference_labels, embeddings.device)
         ranked_codes = torch.cat([codes, reference_codes]) if rank_batch else reference_codes
         classes = ClassColumns.build(
@@ -151,10 +149,17 @@ class RankingLoss(PeerCompatible, nn.Module):
 def check_batch(
     embeddings: Tensor, labels: Any, references: Tensor | None, reference_labels: Any
 ) -> tuple[Any, Any]:
-    """The labels of the batch and of the references, checked: int64 tensors, or lists of hashable values."""
+    """The labels of the batch and of the references, checked: int64 tensors, or lists of hashable values.
+
+    Labels of references without references are those of the batch, said twice.
+    """
     check_embeddings("embeddings", embeddings)
     labels = check_labels("labels", labels, len(embeddings))
     if references is None:
+        if reference_labels is not None:
+            again = check_labels("ref_labels", reference_labels, len(embeddings))
+            if not torch.equal(*class_codes(labels, again, embeddings.device)):
+                raise InputError("ref_emb is the batch itself, so ref_labels must be its labels too.")
         return labels, []
     check_embeddings("ref_emb", references)
     if references.shape[1] != embeddings.shape[1]:
@@ -180,15 +185,15 @@ def check_labels(name: str, labels: Any, count: int) -> Any:
     if labels is None:
         raise InputError(f"{name} are missing: give one for each of the {count} embeddings.")
     if not isinstance(labels, Tensor):
-        labels = labels.tolist() if hasattr(labels, "tolist") else list(labels)
-        if all(isinstance(label, int) for label in labels):
-            labels = torch.tensor(labels, dtype=torch.int64)
+        labels = _plain_labels(name, labels)
     if isinstance(labels, Tensor):
         if labels.ndim != 1:
             raise InputError(f"{name} must be 1-D, (N,), not of shape {tuple(labels.shape)}.")
         fractional = labels.dtype.is_floating_point or labels.dtype.is_complex
     else:
-        fractional = any(isinstance(label, float) for label in labels)
+        fractional = any(
+            isinstance(label, numbers.Number) and not isinstance(label, numbers.Integral) for label in labels
+        )
     if fractional:
         raise TypeError(f"{name} must be integers or other discrete values, not floating point.")
     if len(labels) != count:
@@ -196,10 +201,31 @@ def check_labels(name: str, labels: Any, count: int) -> Any:
     return labels.detach().long() if isinstance(labels, Tensor) else labels
 
 
-def integer_labels(labels: Any, device: torch.device) -> Tensor:
-    """Labels that mean the same in every process."""
+def _plain_labels(name: str, labels: Any) -> Any:
+    """Labels that are no tensor as an int64 tensor, if they are such integers, or a list of hashable values.
+
+    Scalars of torch and numpy become Python's: a tensor is hashed by identity, each one a class of its own.
+    """
+    wanted = f"{name} must be one integer or other hashable value for each embedding"
+    found = []
+    try:
+        for label in labels.tolist() if hasattr(labels, "tolist") else labels:
+            value = label.item() if hasattr(label, "item") and label.ndim == 0 else label
+            hash(value)
+            found.append(value)
+    except TypeError as error:
+        raise TypeError(f"{wanted} ({error}).") from error
+    if any(isinstance(value, Tensor) for value in found):
+        raise TypeError(f"{wanted}, not a tensor of several.")
+    if all(isinstance(value, int) and -(2**63) <= value < 2**63 for value in found):
+        return torch.tensor(found, dtype=torch.int64)
+    return found
+
+
+def integer_labels(labels: Any, device: torch.device, where: str) -> Tensor:
+    """Labels that can be kept or sent: `where` says what asks for that."""
     if not isinstance(labels, Tensor):
-        raise TypeError("labels must be integers where several processes gather their batches.")
+        raise TypeError(f"labels must be integers of 64 bits {where}.")
     return labels.to(device)
 
 

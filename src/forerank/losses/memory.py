@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from forerank.errors import InputError
-from forerank.losses.base import Labels, RankingLoss, check_batch, integer_labels
+from forerank.losses.arguments import check_count
+from forerank.losses.base import Labels, RankingLoss, check_batch, check_labels, integer_labels
 from forerank.losses.gather import gather_rows, world_size
 
 NO_IMAGE = -1  # stands for "which image this was is not known"
@@ -17,8 +18,8 @@ class CrossBatchMemory(nn.Module):
 
     Stored embeddings are ranked but get no gradient. They are keyed by image: while an image is in the batch
     its stored copy is set aside, so that it never competes with itself, and then replaced. Only training
-    mode stores. The bank is part of `state_dict`. With a loss that gathers, all processes keep the same,
-    joint bank.
+    mode stores, and no row with NaN or infinity. The bank is part of `state_dict`. With a loss that gathers,
+    all processes keep the same, joint bank.
 
     Args:
         loss: any loss of `forerank.losses`.
@@ -47,9 +48,7 @@ class CrossBatchMemory(nn.Module):
         super().__init__()
         if not isinstance(loss, RankingLoss):
             raise TypeError(f"loss must be a ranking loss of forerank, not {type(loss).__name__}.")
-        if size < 1:
-            raise InputError(f"size must be at least 1 embedding, not {size!r}.")
-        self.loss, self.size = loss, int(size)
+        self.loss, self.size = loss, check_count("size", size)
         self.clear()
 
     def clear(self) -> None:
@@ -76,7 +75,7 @@ class CrossBatchMemory(nn.Module):
         if indices_tuple is not None:
             raise InputError("a bank ranks all positives against all negatives: indices_tuple must be None.")
         labels, _ = check_batch(embeddings, labels, None, None)
-        labels = integer_labels(labels, embeddings.device)
+        labels = integer_labels(labels, embeddings.device, "in a memory bank")
         images = self._images(ids, embeddings)
         fresh, fresh_labels = embeddings.detach(), labels
         if self.loss.gather and world_size() > 1:
@@ -94,11 +93,12 @@ class CrossBatchMemory(nn.Module):
         else:
             loss = self.loss(embeddings, labels)
         if self.training:
-            newest = _last_of_each(images)
-            fresh = fresh[newest].to(stored.dtype if len(stored) else fresh.dtype)
+            # A faulty row spoils the loss of its own step; stored, it would spoil every step until it left.
+            sound = _last_of_each(images) & fresh.isfinite().all(1)
+            fresh = fresh[sound]
             self.embeddings = torch.cat([stored, fresh] if len(stored) else [fresh])[-self.size :]
-            self.labels = torch.cat([stored_labels, fresh_labels[newest]])[-self.size :]
-            self.ids = torch.cat([stored_images, images[newest]])[-self.size :]
+            self.labels = torch.cat([stored_labels, fresh_labels[sound]])[-self.size :]
+            self.ids = torch.cat([stored_images, images[sound]])[-self.size :]
         return loss
 
     def _buffers_now(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,9 +108,9 @@ class CrossBatchMemory(nn.Module):
         """Image ids (N,) as int64 on the device of the embeddings; `NO_IMAGE` where they are not known."""
         if ids is None:
             return torch.full((len(embeddings),), NO_IMAGE, device=embeddings.device)
-        images = torch.as_tensor(ids)
-        if images.dtype.is_floating_point or images.shape != (len(embeddings),):
-            raise InputError(f"ids must be {len(embeddings)} integers, one for each embedding.")
+        images = check_labels("ids", ids, len(embeddings))
+        if not isinstance(images, Tensor):
+            raise TypeError("ids must be integers, which say which image a row is.")
         if bool((images < 0).any()):
             raise InputError("ids must not be negative: they say which image a row is, counted from 0.")
         return images.to(embeddings.device, torch.int64)

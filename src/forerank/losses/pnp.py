@@ -1,6 +1,5 @@
 """The PNP losses: only the negatives that stand before a positive cost anything."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -8,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from forerank.errors import InputError, unknown
+from forerank.errors import unknown
+from forerank.losses.arguments import Tail, check_number
 from forerank.losses.base import RankingLoss
-from forerank.ranking.soft import LinearTail
 
 if TYPE_CHECKING:
     from forerank.losses.design import Derivative, Design
@@ -124,7 +123,7 @@ class PNPLoss(RankingLoss):
         b: float = 2.0,
         temperature: float = 0.01,
         count_self: bool = False,
-        linear_tail: LinearTail | bool | None = None,
+        linear_tail: Tail = None,
         gather: bool = False,
         chunk_size: int | None = None,
     ) -> None:
@@ -137,11 +136,8 @@ class PNPLoss(RankingLoss):
         )
         if not isinstance(variant, str) or variant not in VARIANTS:
             raise unknown("PNP variant", variant, VARIANTS)
-        if not alpha >= 1 or not math.isfinite(alpha):
-            raise InputError(f"alpha must be at least 1, not {alpha!r}.")
-        if not b > 0 or not math.isfinite(b):
-            raise InputError(f"b must be a positive number, not {b!r}.")
-        self.variant, self.alpha, self.b = variant, float(alpha), float(b)
+        self.variant = variant
+        self.alpha, self.b = check_number("alpha", alpha, least=1), check_number("b", b, above=0)
         self.design: Design | None = None
 
     @classmethod
@@ -152,7 +148,7 @@ class PNPLoss(RankingLoss):
         parameters: Mapping[str, float] | None = None,
         temperature: float = 0.01,
         count_self: bool = False,
-        linear_tail: LinearTail | bool | None = None,
+        linear_tail: Tail = None,
         gather: bool = False,
         chunk_size: int | None = None,
     ) -> "PNPLoss":
@@ -160,9 +156,8 @@ class PNPLoss(RankingLoss):
 
         Args:
             derivative: a formula such as "1/(1+R)**2", or a callable on float64 tensors. It must be finite
-            and
-                not negative for R >= 0. A formula may use R, `parameters`, pi and elementary functions; it is
-                never run as code. `loss.design` tells what was found: closed form or numerical with its
+                and not negative for R >= 0. A formula may use R, `parameters`, pi and elementary functions;
+                it is never run as code. `loss.design` tells what was found: closed form or numerical with its
                 error, increasing or decreasing, bounded or not.
             parameters: numbers for other names in the formula.
             temperature, count_self, linear_tail, gather, chunk_size: see `RankingLoss`.

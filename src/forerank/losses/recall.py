@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from forerank.errors import InputError
+from forerank.losses.arguments import Tail, check_count, check_number
 from forerank.losses.base import RankingLoss
-from forerank.ranking.soft import LinearTail
 
 
 class RecallAtKLoss(RankingLoss):
@@ -42,7 +42,7 @@ class RecallAtKLoss(RankingLoss):
         rank_temperature: float = 1.0,
         temperature: float = 0.01,
         count_self: bool = False,
-        linear_tail: LinearTail | bool | None = None,
+        linear_tail: Tail = None,
         gather: bool = False,
         chunk_size: int | None = None,
     ) -> None:
@@ -53,12 +53,10 @@ class RecallAtKLoss(RankingLoss):
             gather=gather,
             chunk_size=chunk_size,
         )
-        if not ks or any(k < 1 or k != int(k) for k in ks):
-            raise InputError(f"ks must be whole numbers of at least 1, not {ks!r}.")
-        if not rank_temperature > 0:
-            raise InputError(f"rank_temperature must be a positive number, not {rank_temperature!r}.")
-        self.ks = tuple(int(k) for k in ks)
-        self.rank_temperature = float(rank_temperature)
+        if not isinstance(ks, Sequence) or not ks:
+            raise InputError(f"ks must be a sequence of ranks to cut at, not {ks!r}.")
+        self.ks = tuple(check_count("each of ks", k) for k in ks)
+        self.rank_temperature = check_number("rank_temperature", rank_temperature, above=0)
 
     def penalty(self, negatives: Tensor, positives: Tensor, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         before = negatives + positives

@@ -1,10 +1,13 @@
 """Counting the negatives before each positive, block by block, while the block is in cache."""
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from forerank.errors import InputError
 
 
 class Penalty(Protocol):
@@ -23,17 +26,23 @@ class Penalty(Protocol):
 
 @dataclass(frozen=True)
 class LinearTail:
-    """Beyond a gap of `start`, count along a line of the given slope (per unit of similarity), not the
-    sigmoid.
+    """Beyond a gap of `start`, count along a line of the given slope per unit of similarity, not the sigmoid.
 
     At a temperature of 0.01 a negative that stands 0.1 before a positive feels 2e-4 of the greatest pull;
     with a tail it is pulled as hard as the slope says. `jump` is added for every item that stands before at
-    all.
+    all. None of them may be negative.
     """
 
     start: float = 0.05
     slope: float = 100.0
     jump: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise InputError(
+                    f"the {name} of a linear tail must be a number of at least 0, not {value!r}."
+                )
 
 
 @dataclass(frozen=True)
