@@ -11,11 +11,13 @@ from torch import Tensor
 from forerank.errors import InputError
 from forerank.ranking.hard_threads import in_parts
 
-Embeddings: TypeAlias = NDArray[np.floating] | Tensor
+Embeddings: TypeAlias = NDArray[np.floating] | NDArray[np.integer] | Tensor
 Index: TypeAlias = slice | NDArray[np.int64]
 
 # Rows read at a time where the whole would not fit: 2,048 x 512 in float64 is 8 MiB.
 BLOCK_ELEMENTS = 1 << 20
+# Lengths beyond these come of squares that left the range of float64; such a row is scaled before use.
+SHORT, LONG = 1e-100, 1e100
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class UnitRows:
     source: Embeddings
     length: Tensor  # (N,) float64, on the CPU
     device: torch.device
+    scale: Tensor | None = None  # (N,) divides a row before anything else; None: no row needs it
 
     def __len__(self) -> int:
         return self.length.shape[0]
@@ -40,7 +43,7 @@ class UnitRows:
 
     def float64(self, index: Index) -> Tensor:
         """Unit vectors (len(index), D) in float64."""
-        return _read(self.source, index, self.device) / self.length[index].to(self.device)[:, None]
+        return self._scaled(index) / self.length[index].to(self.device)[:, None]
 
     def float32(self, index: Index) -> Tensor:
         """Unit vectors (len(index), D), rounded once to float32, converted in small blocks."""
@@ -55,7 +58,7 @@ class UnitRows:
         step = max(1, 2 * BLOCK_ELEMENTS // 8 // self.dim)
 
         def part(some: slice) -> NDArray[np.float64]:
-            left, right = (_read(self.source, which[some], self.device) for which in (first, second))
+            left, right = (self._scaled(which[some]) for which in (first, second))
             if left.device.type == "cpu":
                 dots: NDArray[np.float64] = np.einsum("nd,nd->n", left.numpy(), right.numpy())
                 return dots
@@ -64,6 +67,10 @@ class UnitRows:
 
         dots = torch.from_numpy(in_parts(part, len(first), step))
         return (dots / (self.length[first] * self.length[second])).to(self.device)
+
+    def _scaled(self, index: Index) -> Tensor:
+        values = _read(self.source, index, self.device)
+        return values if self.scale is None else values / self.scale[index].to(self.device)[:, None]
 
 
 def unit_rows(embeddings: Embeddings, device: torch.device | str | None = None) -> UnitRows:
@@ -81,25 +88,21 @@ def unit_rows(embeddings: Embeddings, device: torch.device | str | None = None) 
         )
     if isinstance(embeddings, Tensor):
         embeddings = embeddings.detach()
-        floating = embeddings.is_floating_point()
+        real = embeddings.dtype != torch.bool and not embeddings.is_complex()
     else:
-        floating = np.issubdtype(embeddings.dtype, np.floating)
-        if np.issubdtype(embeddings.dtype, np.integer):
-            embeddings, floating = embeddings.astype(np.float32), True
-    if not floating:
+        real = embeddings.dtype.kind in "fiu"
+    if not real:
         raise InputError(f"embeddings must be real numbers, not {embeddings.dtype}.")
     if device is None:
         device = embeddings.device if isinstance(embeddings, Tensor) else "cpu"
-    place = torch.device(device)
+    place = _usable(device)
 
     count, dim = embeddings.shape
     if dim == 0 or count == 0:
         raise InputError(f"embeddings are empty: shape {tuple(embeddings.shape)}.")
-    length = torch.empty(count, dtype=torch.float64)
+    length, scale = torch.empty(2, count, dtype=torch.float64).unbind(0)
     for start, stop in blocks(count, dim):
-        length[start:stop] = torch.linalg.vector_norm(
-            _read(embeddings, slice(start, stop), place), dim=1
-        ).cpu()
+        length[start:stop], scale[start:stop] = _measured(_read(embeddings, slice(start, stop), place))
     bad = torch.nonzero(~torch.isfinite(length)).flatten()
     if len(bad):
         raise InputError(
@@ -112,7 +115,31 @@ def unit_rows(embeddings: Embeddings, device: torch.device | str | None = None) 
             f"{len(bad)} of {count} embeddings are zero vectors, which have no direction to compare; "
             f"the first is row {int(bad[0])}: leave those rows out."
         )
-    return UnitRows(embeddings, length, place)
+    return UnitRows(embeddings, length, place, scale if bool((scale != 1).any()) else None)
+
+
+def _measured(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Lengths (n,) of rows (n, D), and what they must be divided by first (n,), 1 for ordinary rows."""
+    length = torch.linalg.vector_norm(values, dim=1)
+    scale = torch.ones_like(length)
+    odd = ~((length > SHORT) & (length < LONG))
+    if bool(odd.any()):
+        largest = values[odd].abs().amax(dim=1)
+        scale[odd] = torch.where(largest == 0, 1.0, largest)
+        length[odd] = torch.linalg.vector_norm(values[odd] / scale[odd, None], dim=1)
+    return length, scale
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(0, dtype=torch.float64, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        raise InputError(
+            f"device {str(device)!r} cannot count here, for want of the device or of float64 on it: "
+            "give device='cpu'."
+        ) from error
+    return place
 
 
 def blocks(count: int, dim: int) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forerank.ranking.hard_rows import UnitRows
+from forerank.ranking.hard_rows import UnitRows, blocks
 
 Integers = NDArray[np.int64]
 
@@ -134,6 +134,7 @@ def _one_product_a_label(
     order = np.argsort(labels, kind="stable")
     for group in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
         members = item[group[0], : count[group[0]]]
-        if len(members):
-            product = rows.float64(queries[group]) @ rows.float64(members).T
-            similarity[group[:, None], np.arange(len(members))] = product.cpu().numpy()
+        query = rows.float64(queries[group])
+        for start, stop in blocks(len(members), rows.dim):  # a class may be most of the embeddings
+            product = query @ rows.float64(members[start:stop]).T
+            similarity[group[:, None], np.arange(start, stop)] = product.cpu().numpy()
