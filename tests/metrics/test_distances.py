@@ -31,6 +31,12 @@ def test_tight_classes_lose_no_digits():
     assert class_distances(unit_rows(vectors), np.array([0, 0]))[0] == pytest.approx(5e-13, rel=1e-2)
 
 
+def test_equal_centres_are_not_nearer_than_equal():
+    for vector in np.random.default_rng(0).normal(size=(20, 7)):
+        inter = class_distances(unit_rows(np.stack([vector] * 9)), np.arange(9) % 3)[1]
+        assert 0.0 <= inter < 1e-12
+
+
 def test_chosen_rows_only():
     vectors, labels = np.eye(3)[[0, 0, 1, 2]], np.array([0, 0, 1, 1])
     assert class_distances(unit_rows(vectors), labels, np.array([0, 1, 2])) == pytest.approx((0.0, 1.0))

@@ -144,8 +144,38 @@ def test_random_galleries():
     assert (
         dict(found) == dict(again) != dict(repeated_gallery(vectors, labels, repeats=10, ks=(1, 5), seed=1))
     )
-    # With one relevant item, average precision is the reciprocal rank, by hand for one draw of the gallery.
-    assert found["map"] == pytest.approx(found["mrr"])
+    assert found["map"] == pytest.approx(found["mrr"])  # one relevant item
+
+
+def test_random_galleries_by_hand():
+    vectors, labels = clusters(60, dim=5, classes=12)
+    unit = vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    generator, means = np.random.default_rng(7), []
+    for _ in range(4):
+        gallery = {}  # label -> the first of its images in a random order
+        for image in generator.permutation(60):
+            gallery.setdefault(labels[image], image)
+        items = np.array(list(gallery.values()))
+        ranks = []
+        for query in set(range(60)) - set(items):
+            similarity = dict(zip(items, unit[items] @ unit[query], strict=True))
+            own = similarity[gallery[labels[query]]]
+            ranks.append(1 + sum(other > own for other in similarity.values()))
+        means.append(np.mean(1 / np.array(ranks)))
+    found = repeated_gallery(vectors, labels, repeats=4, seed=7, ks=(1,))
+    assert found["mrr"] == pytest.approx(np.mean(means), abs=1e-12)
+    assert found.spread["mrr"] == pytest.approx(np.std(means), abs=1e-12)
+    assert "bootstrap" not in found.settings
+
+
+def test_random_galleries_count_on_average():
+    """Two vehicles in two poses, all equal: whichever image is the gallery's, the two others tie with it."""
+    vectors, labels = np.ones((6, 2)), [0, 0, 0, 1, 1, 1]
+    counts = repeated_gallery(vectors, labels, repeats=5, ks=(1,)).counts
+    assert counts == {"queries": 4, "gallery": 2, "classes": 2, "queries_without_positive": 0,
+                      "tied_positives": 4, "galleries": 5}  # fmt: skip
+    with pytest.raises(TypeError, match="per_query"):
+        repeated_gallery(vectors, labels, per_query=True)
 
 
 def test_queries_without_positive_are_counted_and_left_out():
@@ -181,7 +211,36 @@ def test_reads_as_a_dict_and_as_json():
     assert whole["metrics"] == dict(found)
     assert len(whole["per_query"]["first_rank"]) == 300
     assert isinstance(found, Evaluation)
+    assert found == dict(found) == evaluate(*clusters(), ks=(1, 2), per_query=True)
+    assert found != evaluate(*clusters(seed=1), ks=(1, 2), per_query=True)
     assert str(found).splitlines()[0].split() == ["metric", "value", "95%", "interval"]
+
+
+def test_one_class_has_no_distance_between_classes():
+    found = evaluate(clusters(20)[0], ["only"] * 20, ks=(1,))
+    assert "dists@inter" not in found
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["metrics"]["dists@intra"] > 0
+
+
+@pytest.mark.parametrize("scale", [1e-310, 1e-160, 1e160, 1e300])
+def test_figures_do_not_depend_on_length(scale):
+    """Where the squares of the numbers leave float64, too, and where lengths differ from row to row."""
+    vectors, labels = clusters(80, classes=20)
+    vectors = vectors.astype(np.float64)
+    expected = dict(evaluate(vectors, labels, nmi=False, bootstrap=0))
+    mixed = vectors * np.where(np.arange(80) % 2, scale, 1.0)[:, None]
+    for scaled in (vectors * scale, mixed):
+        assert dict(evaluate(scaled, labels, nmi=False, bootstrap=0)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_whole_numbers_are_embeddings():
+    vectors, labels = clusters(120, classes=10)
+    whole = np.round(vectors * 20).astype(np.int8)
+    expected = dict(evaluate(whole.astype(np.float64), labels, **QUICK))
+    assert dict(evaluate(whole, labels, **QUICK)) == expected
+    assert dict(evaluate(torch.from_numpy(whole), labels, **QUICK)) == expected
+    with pytest.raises(InputError, match="real numbers, not bool"):
+        evaluate(whole > 0, labels)
 
 
 @pytest.mark.parametrize("kind", ["memmap", "torch", "float16", "bfloat16", "list"])
@@ -215,11 +274,28 @@ def test_takes_many_kinds_of_embeddings(kind, tmp_path):
     [
         ({"labels": [0, 1]}, "300 embeddings but 2 labels"),
         ({"ks": (1, 300)}, r"recall@300 means nothing here: a query ranks only 299"),
-        ({"ks": (0,)}, "positive numbers"),
+        ({"ks": (0,)}, "positive whole numbers"),
+        ({"ks": 5}, "positive whole numbers, not 5"),
+        ({"ks": (1.5,)}, "positive whole numbers"),
         ({"labels": range(300)}, "none of the 300 queries has a positive"),
-        ({"queries": [300]}, "row 300"),
+        ({"queries": [300]}, "row 300, but rows go from 0 to 299"),
+        ({"queries": [5, -1]}, "row -1, but rows go from 0 to 299"),
+        ({"queries": [0.5]}, "queries must be row numbers or a mask"),
+        ({"ignore": np.zeros(300)}, "a positive in the gallery that ignore does not leave out"),
+        ({"labels": ["1", 1] * 150}, "all numbers or all strings"),
+        ({"labels": [None, 1] * 150}, "all numbers or all strings"),
+        ({"labels": [np.nan, 1.0] * 150}, "none of them missing or NaN"),
+        ({"labels": [[1], [1, 2]] * 150}, "must be a list"),
+        ({"labels": None}, "must be a list"),
+        ({"bootstrap": -1}, "bootstrap must be a whole number, at least 0"),
+        ({"seed": -1}, "seed must be a whole number, at least 0"),
+        ({"memory": 0}, "memory must be a whole number, at least 1"),
+        ({"confidence": 95}, "confidence must lie between 0 and 1"),
+        ({"distributed": True}, "init_process_group"),
+        ({"device": "gpu"}, "device 'gpu' cannot count here"),
         ({"queries": [1, 1]}, "twice"),
-        ({"gallery": np.zeros(300, dtype=bool)}, "gallery must be row numbers or a mask"),
+        ({"gallery": np.zeros(300, dtype=bool)}, "gallery is empty"),
+        ({"gallery": []}, "gallery is empty"),
         ({"queries": np.zeros(3, dtype=bool)}, "mask of 3"),
         ({"ignore": [1]}, "1 ignore"),
         ({"precision": "float16"}, "did you mean 'bfloat16'|Valid: auto"),

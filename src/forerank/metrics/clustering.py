@@ -42,10 +42,11 @@ def kmeans(
 
     Lloyd's iterations from different random points. A centre whose members did not change has not moved,
     so only centres that moved are compared with all points, and all centres only with points whose own
-    centre moved: the same result for a fraction of the work, and an early end when nothing moves.
+    centre moved: the same result for a fraction of the work, and an early end when nothing moves. The points
+    are read into float32 once and stay in memory.
 
     Example:
-        >>> from forerank.ranking.hard_rows import unit_rows
+        >>> from forerank.metrics import unit_rows
         >>> rows = unit_rows(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1], [0.1, 1.0]]))
         >>> assigned, squares = kmeans(rows, 2)
         >>> bool(assigned[0] == assigned[2] != assigned[1] == assigned[3]), round(squares, 4)

@@ -15,11 +15,12 @@ def class_distances(
 
     Intra: the mean over classes, of at least two images, of the mean distance of two different images.
     Inter: the mean distance between two different classes' centres, each the normalised mean of its class.
-    Both come from class sums alone: the squared length of a sum of n unit vectors is n plus all pairwise
-    cosines, so no pair is looped over.
+    NaN where there is nothing to average: no class of two images, only one class. Both come from class sums
+    alone: the squared length of a sum of n unit vectors is n plus all pairwise cosines, so no pair is looped
+    over.
 
     Example:
-        >>> from forerank.ranking.hard_rows import unit_rows
+        >>> from forerank.metrics import unit_rows
         >>> rows = unit_rows(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
         >>> class_distances(rows, np.array([0, 0, 1, 2]))
         (0.0, 1.3333333333333333)
@@ -52,7 +53,8 @@ def class_distances(
     intra = max(0.0, float(every.mean())) if len(every) else float("nan")
     inter = float("nan")
     if len(size) > 1:
-        inter = 1.0 - (float(centre_sum.square().sum()) - centre_squares) / (len(size) * (len(size) - 1))
+        between = (float(centre_sum.square().sum()) - centre_squares) / (len(size) * (len(size) - 1))
+        inter = max(0.0, 1.0 - between)  # rounding alone would show equal centres at -0.0000
     return intra, inter
 
 

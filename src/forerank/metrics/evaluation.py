@@ -1,6 +1,7 @@
 """Every ranking metric from one exact count."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,11 @@ def evaluate(
 
     Args:
         embeddings: (N, D) array, tensor or memory-mapped file; need not be normalised.
-        labels: (N,) integers or strings.
+        labels: (N,) numbers or strings, not both.
         queries, gallery: rows as numbers or a mask; default all.
         ks: recall is given at these; the default list is cut to the gallery's size.
         nmi: cluster the vectors by k-means (k = number of classes) and compare with the labels.
-        distances: dists@intra and dists@inter.
+        distances: dists@intra and, of two classes or more, dists@inter.
         ignore: (N,) camera or sequence; items with the query's label and its camera are left out, as in
             re-identification.
         ties: where a negative exactly as similar as a positive stands: "pessimistic" before it, "optimistic"
@@ -59,7 +60,7 @@ def evaluate(
         per_query: also keep rank of the first positive and average precision of each query.
         bootstrap: resamplings of the classes for the intervals of recall; 0 for none.
         precision: what screens the similarities; the figures do not depend on it.
-        memory: bytes for counting above the embeddings.
+        memory: bytes for counting above the embeddings; clustering for NMI holds a float32 copy besides.
         device: where to compute; default where a tensor lies, the CPU for arrays.
         distributed: every process of torch.distributed calls this with the same arguments; they share the
             gallery, and all get the same result.
@@ -83,12 +84,17 @@ def evaluate(
         raise unknown("precision", precision, PRECISIONS)
     if ties not in TIES:
         raise unknown("rule for ties", ties, TIES)
+    check_numbers(bootstrap=bootstrap, seed=seed, memory=memory)
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence must lie between 0 and 1, such as 0.95, not {confidence}.")
+    if distributed and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        raise InputError("distributed=True needs torch.distributed.init_process_group first.")
     rows = unit_rows(embeddings, device)
     codes = label_codes(labels, len(rows), "labels")
     hidden = None if ignore is None else label_codes(ignore, len(rows), "ignore")
     query = row_numbers(queries, len(rows), "queries")
     shelf = row_numbers(gallery, len(rows), "gallery")
-    chosen_ks = checked_ks(ks, query, shelf, default=ks is DEFAULT_KS)
+    chosen_ks = checked_ks(ks, query, shelf, cut=ks is DEFAULT_KS)
 
     parts = hard_ranks(
         rows,
@@ -104,8 +110,9 @@ def evaluate(
     found = {name: np.concatenate([f[name] for f in figures]) for name in figures[0]}
     has_positive = found["positives"] > 0
     if not has_positive.any():
+        left = "" if hidden is None else " that ignore does not leave out"
         raise InputError(
-            f"none of the {len(query):,} queries has a positive in the gallery: a label needs at "
+            f"none of the {len(query):,} queries has a positive in the gallery{left}: a label needs at "
             "least two images, one of them in the gallery."
         )
     found = {name: values[has_positive] for name, values in found.items()}
@@ -125,7 +132,9 @@ def evaluate(
         )
     used = np.union1d(query, shelf)
     if distances:
-        values["dists@intra"], values["dists@inter"] = class_distances(rows, codes, used)
+        intra, inter = class_distances(rows, codes, used)
+        # One class has no distance to another: no figure rather than one that is not a number.
+        values |= {n: v for n, v in (("dists@intra", intra), ("dists@inter", inter)) if not np.isnan(v)}
     classes = len(np.unique(codes[used]))
     if nmi:
         clusters, _ = kmeans(rows, classes, seed=seed, chosen=used)
@@ -195,12 +204,35 @@ def ignored_pairs(
 
 def label_codes(labels: ArrayLike, count: int, what: str) -> NDArray[np.int64]:
     """Each row's number (N,) among the sorted distinct labels."""
-    array = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    try:
+        array = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    except ValueError as error:
+        raise InputError(f"{what} must be a list of numbers or strings, one for each embedding.") from error
     if array.ndim != 1:
         raise InputError(f"{what} must be a list, one for each embedding, not of shape {array.shape}.")
     if len(array) != count:
         raise InputError(f"there are {count:,} embeddings but {len(array):,} {what}: one is needed for each.")
+    # numpy would write a number among strings as a string, and 1 and "1" would be one class.
+    if not _of_one_kind(array if isinstance(labels, np.ndarray | torch.Tensor) else labels, array.dtype):
+        raise InputError(f"{what} must be all numbers or all strings, none of them missing or NaN.")
     return np.unique(array, return_inverse=True)[1].astype(np.int64)
+
+
+def _of_one_kind(labels: Any, kind: np.dtype[Any]) -> bool:
+    if kind.kind == "f":
+        return not np.isnan(np.asarray(labels)).any()
+    if kind.kind in "iub" or (kind.kind in "US" and isinstance(labels, np.ndarray)):
+        return True
+    return all(isinstance(label, str | bytes) for label in labels) or all(
+        isinstance(label, int | float | np.number) and label == label for label in labels
+    )
+
+
+def check_numbers(*, bootstrap: int = 0, seed: int = 0, memory: int = MEMORY) -> None:
+    """Refuse counts and sizes that would fail later, or mean nothing."""
+    for name, value, least in (("bootstrap", bootstrap, 0), ("seed", seed, 0), ("memory", memory, 1)):
+        if not isinstance(value, int | np.integer) or value < least:
+            raise InputError(f"{name} must be a whole number, at least {least}, not {value!r}.")
 
 
 def row_numbers(chosen: ArrayLike | None, count: int, what: str) -> NDArray[np.int64]:
@@ -212,26 +244,32 @@ def row_numbers(chosen: ArrayLike | None, count: int, what: str) -> NDArray[np.i
         if array.shape != (count,):
             raise InputError(f"{what} is a mask of {array.size:,} values for {count:,} embeddings.")
         array = np.flatnonzero(array)
-    if array.ndim != 1 or len(array) == 0 or not np.issubdtype(array.dtype, np.integer):
-        raise InputError(f"{what} must be row numbers or a mask, and not empty.")
-    if array.min() < 0 or array.max() >= count:
-        raise InputError(f"{what} names row {int(array.max())}, but there are {count:,} embeddings.")
+    if array.size == 0:
+        raise InputError(f"{what} is empty: at least one row is needed.")
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise InputError(f"{what} must be row numbers or a mask.")
+    outside = array[(array < 0) | (array >= count)]
+    if len(outside):
+        raise InputError(f"{what} names row {int(outside[0])}, but rows go from 0 to {count - 1:,}.")
     if len(np.unique(array)) != len(array):
         raise InputError(f"{what} names a row twice.")
     return array.astype(np.int64)
 
 
 def checked_ks(
-    ks: Sequence[int], queries: NDArray[np.int64], gallery: NDArray[np.int64], *, default: bool
+    ks: Iterable[int], queries: NDArray[np.int64], gallery: NDArray[np.int64], *, cut: bool
 ) -> tuple[int, ...]:
-    """The ks as asked, or the default list cut to what a query can rank."""
+    """The ks as asked; those beyond what a query can rank are refused, or cut away."""
+    try:
+        wanted = tuple(operator.index(k) for k in ks)
+    except TypeError:
+        wanted = ()
+    if not wanted or min(wanted) < 1:
+        raise InputError(f"ks must be a list of positive whole numbers, not {ks!r}.")
     # Where every query lies in the gallery, one item, the query itself, is not ranked.
     most = len(gallery) - int(np.isin(queries, gallery).all())
-    wanted = tuple(int(k) for k in ks)
-    if default:
+    if cut:
         return tuple(k for k in wanted if k <= most) or (1,)
-    if not wanted or min(wanted) < 1:
-        raise InputError(f"ks must be positive numbers, not {list(wanted)}.")
     if max(wanted) > most:
         raise InputError(
             f"recall@{max(wanted)} means nothing here: a query ranks only {most:,} gallery items."

@@ -3,6 +3,7 @@
 import csv
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ TRUE, FALSE = {"1", "true", "yes"}, {"0", "false", "no", ""}
 class LabelFile:
     """Columns of a label file, a row for each embedding."""
 
-    label: NDArray[np.str_]  # (N,)
+    label: NDArray[Any]  # (N,) strings, or the numbers of a .npy file
     is_query: NDArray[np.bool_] | None
     is_gallery: NDArray[np.bool_] | None
     sequence: NDArray[np.str_] | None  # camera or sequence
@@ -26,19 +27,24 @@ def read_embeddings(path: Path) -> NDArray[np.floating]:
     """A matrix from a .npy file, left on disk and read as it is needed."""
     if not path.is_file():
         raise InputError(f"there is no file {path}: --embeddings takes a .npy matrix (images, dimensions).")
+    return _load(path, "matrix of numbers")
+
+
+def _load(path: Path, what: str) -> NDArray[Any]:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        raise InputError(f"{path} is not a .npy matrix of numbers: {error}.") from error
+        raise InputError(f"{path} is not a .npy {what}: {error}.") from error
     if not isinstance(found, np.ndarray):
-        raise InputError(f"{path} holds several arrays: save the one matrix with numpy.save.")
+        raise InputError(f"{path} holds several arrays: save the one {what} with numpy.save.")
     return found
 
 
-def read_labels(path: Path) -> LabelFile:
+def read_labels(path: Path, count: int | None = None) -> LabelFile:
     """Labels from a .csv with a column `label`, from one label a line, or from a .npy file.
 
-    A .csv may also have the columns is_query, is_gallery and sequence.
+    A .csv may also have the columns is_query, is_gallery and sequence. `count`, the number of embeddings,
+    helps to tell a heading from a label.
 
     Example:
         >>> import tempfile
@@ -53,31 +59,47 @@ def read_labels(path: Path) -> LabelFile:
             f"there is no file {path}: --labels takes a .csv with a column 'label', a row an image."
         )
     if path.suffix == ".npy":
-        return LabelFile(np.load(path, allow_pickle=False).astype(str), None, None, None)
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.reader(file) if row]
-    if not rows:
+        return LabelFile(np.array(_load(path, "list of labels")), None, None, None)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    except (UnicodeDecodeError, csv.Error, OSError) as error:
+        raise InputError(f"{path} is not text in UTF-8 that reads as .csv: {error}.") from error
+    if not lines:
         raise InputError(f"{path} is empty.")
-    header = [name.strip() for name in rows[0]]
+    header = lines[0][1]
     if "label" not in header:
-        if any(len(row) != 1 for row in rows):
+        if any(len(row) != 1 for _, row in lines):
             raise InputError(f"{path} has no column 'label'; its columns are: {', '.join(header)}.")
-        return LabelFile(np.array([row[0] for row in rows]), None, None, None)
-    for number, row in enumerate(rows[1:], start=2):
+        if len(lines) - 1 == count:
+            raise InputError(
+                f"{path} has {len(lines):,} lines for {count:,} embeddings: if the first, {header[0]!r}, "
+                "is a heading, write 'label' there."
+            )
+        header = ["label"]
+    else:
+        lines = lines[1:]
+    for number, row in lines:
         if len(row) != len(header):
             raise InputError(f"{path}, line {number}: {len(row)} values for {len(header)} columns.")
+        if not row[header.index("label")]:
+            raise InputError(f"{path}, line {number}: the label is empty.")
 
     def column(name: str) -> list[str] | None:
-        return [row[header.index(name)].strip() for row in rows[1:]] if name in header else None
+        return [row[header.index(name)] for _, row in lines] if name in header else None
 
     def flags(name: str) -> NDArray[np.bool_] | None:
         values = column(name)
         if values is None or not any(values):
             return None
-        for number, value in enumerate(values, start=2):
+        for (number, _), value in zip(lines, values, strict=True):
             if value.casefold() not in TRUE | FALSE:
                 raise InputError(f"{path}, line {number}: {name} must be 1 or 0, not {value!r}.")
-        return np.array([value.casefold() in TRUE for value in values])
+        found = np.array([value.casefold() in TRUE for value in values])
+        if not found.any():
+            raise InputError(f"{path}: no row has a 1 in the column {name}.")
+        return found
 
     sequence = column("sequence")
     return LabelFile(

@@ -23,11 +23,15 @@ def similarity_histogram(
     queries: NDArray[np.int64],
     gallery: NDArray[np.int64],
     *,
+    ignore: NDArray[np.int64] | None = None,
     bins: int = 100,
     sample: int = 1000,
     seed: int = 0,
 ) -> SimilarityHistogram:
-    """Histogram over up to `sample` random queries, each against the whole gallery, itself left out."""
+    """Histogram over up to `sample` random queries, each against the whole gallery.
+
+    Itself is left out, and so are items of the query's label and its `ignore` code.
+    """
     generator = np.random.default_rng(seed)
     some = np.sort(generator.choice(queries, min(sample, len(queries)), replace=False))
     edges = np.linspace(-1.0, 1.0, bins + 1)
@@ -39,6 +43,8 @@ def similarity_histogram(
         where = np.clip(((similarity + 1) * (bins / 2)).astype(np.int64), 0, bins - 1)
         positive = labels[some][:, None] == labels[items]
         counted = some[:, None] != items
+        if ignore is not None:
+            counted &= ignore[some][:, None] != ignore[items]
         for row, mask in enumerate((positive & counted, ~positive)):
             found[row] += np.bincount(where[mask], minlength=bins)
     positives, negatives = found / np.maximum(found.sum(axis=1, keepdims=True), 1)

@@ -1,14 +1,16 @@
 """Protocols that repeat an evaluation over random galleries."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 
 from forerank.errors import InputError
-from forerank.metrics.evaluation import DEFAULT_KS, evaluate, label_codes
+from forerank.metrics.evaluation import DEFAULT_KS, check_numbers, evaluate, label_codes
 from forerank.metrics.result import Evaluation
+from forerank.ranking.hard import MEMORY
 from forerank.ranking.hard_rows import Embeddings
 
 
@@ -19,12 +21,18 @@ def repeated_gallery(
     repeats: int = 10,
     seed: int = 0,
     ks: Sequence[int] = DEFAULT_KS,
-    **options: Any,
+    ignore: ArrayLike | None = None,
+    ties: str = "pessimistic",
+    precision: str = "auto",
+    memory: int = MEMORY,
+    device: torch.device | str | None = None,
+    distributed: bool = False,
 ) -> Evaluation:
     """VehicleID's own protocol: one random image of each label is the gallery, all others are queries.
 
     Figures are means over the repeats, `spread` their standard deviation. Labels with one image stay in the
-    gallery as distractors. `options` go to `evaluate`; clusters and distances do not belong to this protocol.
+    gallery as distractors. The other arguments are those of `evaluate`; clusters, distances, intervals and
+    figures of each query belong to one gallery, not to this protocol.
 
     Example:
         >>> vectors = np.array([[1.0, 0.0], [0.9, 0.2], [0.1, 1.0], [0.3, 0.7]])
@@ -34,9 +42,9 @@ def repeated_gallery(
     """
     if repeats < 1:
         raise InputError(f"repeats must be at least 1, not {repeats}.")
+    check_numbers(seed=seed)
     generator = np.random.default_rng(seed)
     codes = label_codes(labels, len(embeddings), "labels")
-    options = {"nmi": False, "distances": False, "bootstrap": 0, **options}
     results = []
     for _ in range(repeats):
         # The first of each label in a random order is a fair draw of one of its images.
@@ -45,14 +53,21 @@ def repeated_gallery(
         gallery[order[np.unique(codes[order], return_index=True)[1]]] = True
         if gallery.all():
             raise InputError("every label has one image: none is left to be a query.")
-        results.append(evaluate(embeddings, labels, queries=~gallery, gallery=gallery, ks=ks, **options))
+        results.append(
+            evaluate(
+                embeddings, codes, queries=~gallery, gallery=gallery, ks=ks, nmi=False, distances=False,
+                ignore=ignore, ties=ties, bootstrap=0, precision=precision, memory=memory, device=device,
+                distributed=distributed,
+            )
+        )  # fmt: skip
     figures = {name: float(np.mean([r[name] for r in results])) for name in results[0]}
     spread = {name: float(np.std([r[name] for r in results])) for name in results[0]}
     best = {
         name: [r.optimistic.get(name, r[name]) for r in results] for r in results for name in r.optimistic
     }
     optimistic = {name: float(np.mean(values)) for name, values in best.items()}
-    counts = {**results[0].counts, "galleries": repeats}
-    counts["tied_positives"] = sum(r.counts["tied_positives"] for r in results)
+    # Rounded up: what happened in one gallery of ten did happen.
+    counts = {name: math.ceil(np.mean([r.counts[name] for r in results])) for name in results[0].counts}
+    counts["galleries"] = repeats
     settings = {**results[0].settings, "protocol": "repeated gallery", "repeats": repeats, "seed": seed}
     return Evaluation(figures, {}, optimistic, counts, settings, spread)

@@ -13,7 +13,7 @@ from forerank.console import format_table
 DISTANCES = ("dists@intra", "dists@inter")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PerQuery:
     """Figures of each query that has a positive, in the order the queries were given."""
 
@@ -23,7 +23,7 @@ class PerQuery:
     average_precision: NDArray[np.float64]  # (Q,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal as a mapping: by its figures
 class Evaluation(Mapping[str, float]):
     """Retrieval figures by name: ``evaluation["recall@1"]``, ``dict(evaluation)``, ``print(evaluation)``.
 
@@ -31,7 +31,8 @@ class Evaluation(Mapping[str, float]):
         figures: figure by name, shares between 0 and 1.
         intervals: name -> (low, high) of the bootstrap over classes, for recall.
         optimistic: figures with ties broken in favour of the positive, only those that differ.
-        counts: queries, gallery, classes, and what was left out.
+        counts: queries, gallery, classes, and what was left out; over repeated random galleries their
+            means, rounded up.
         settings: how it was computed.
         spread: name -> standard deviation over repeated random galleries.
         per_query: figures of each query, if they were asked for.
@@ -55,7 +56,7 @@ class Evaluation(Mapping[str, float]):
         return len(self.figures)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the per-query arrays as plain values that `json.dumps` takes."""
+        """Everything, per-query figures as lists, as plain values that `json.dumps` takes."""
         whole: dict[str, Any] = {"metrics": self.figures, "counts": self.counts, "settings": self.settings}
         if self.intervals:
             whole["intervals"] = {name: list(ends) for name, ends in self.intervals.items()}
