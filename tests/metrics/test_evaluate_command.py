@@ -7,6 +7,7 @@ import pytest
 
 from forerank import evaluate
 from forerank.cli import run
+from forerank.metrics import repeated_gallery
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def files(tmp_path):
     ]
     (tmp_path / "split.csv").write_text("label,is_query,is_gallery,sequence\n" + "\n".join(lines))
     (tmp_path / "l.csv").write_text("label\n" + "\n".join(f"class {label}" for label in labels))
-    (tmp_path / "l.txt").write_text("\n".join(str(label) for label in labels))
+    (tmp_path / "l.txt").write_text("\n".join(f"{label} " for label in labels))
     return tmp_path, vectors, labels, flags
 
 
@@ -59,8 +60,32 @@ def test_query_gallery_and_sequence(files, capsys):
         figures(capsys)["map"]
         == evaluate(vectors, labels, queries=flags, gallery=~flags, ignore=sequence, nmi=False)["map"]
     )
-    assert run([*base, "--repeats", "3"]) == 0
-    assert "recall@1" in figures(capsys)
+
+
+def test_repeats(files, capsys):
+    folder, vectors, labels, _ = files
+    base = ["evaluate", "--embeddings", str(folder / "e.npy"), "--repeats", "3", "--json", "--labels"]
+    assert run([*base, str(folder / "l.txt"), "--no-nmi"]) == 0
+    names = [str(label) for label in labels]
+    assert figures(capsys) == dict(repeated_gallery(vectors, names, repeats=3))
+    assert run([*base, str(folder / "split.csv")]) == 2
+    assert "--repeats draws its own galleries" in capsys.readouterr().err
+
+
+def test_one_class_is_valid_json(files, capsys):
+    folder = files[0]
+    (folder / "one.txt").write_text("only\n" * 150)
+    arguments = ["--embeddings", str(folder / "e.npy"), "--labels", str(folder / "one.txt"), "--json"]
+    assert run(["evaluate", *arguments]) == 0
+    assert "dists@inter" not in figures(capsys)
+
+
+def test_labels_of_a_numpy_file(files, capsys):
+    folder, vectors, labels, _ = files
+    np.save(folder / "l.npy", labels)
+    arguments = ["--embeddings", str(folder / "e.npy"), "--labels", str(folder / "l.npy"), "--json"]
+    assert run(["evaluate", *arguments]) == 0
+    assert figures(capsys) == dict(evaluate(vectors, labels))
 
 
 def test_table_and_plots(files, capsys):
@@ -86,8 +111,24 @@ def test_table_and_plots(files, capsys):
         (["--embeddings", "e.npy", "--labels", "none.csv"], "there is no file none.csv"),
         (["--embeddings", "e.npy", "--labels", "short.csv"], "150 embeddings but 2 labels"),
         (["--embeddings", "e.npy", "--labels", "columns.csv"], "no column 'label'"),
-        (["--embeddings", "e.npy", "--labels", "ragged.csv"], "line 3: 1 values for 2 columns"),
-        (["--embeddings", "e.npy", "--labels", "flag.csv"], "is_query must be 1 or 0"),
+        (["--embeddings", "e.npy", "--labels", "ragged.csv"], "line 4: 1 values for 2 columns"),
+        (["--embeddings", "e.npy", "--labels", "flag.csv"], "line 4: is_query must be 1 or 0"),
+        (["--embeddings", "e.npy", "--labels", "none.txt"], "line 3: the label is empty"),
+        (["--embeddings", "e.npy", "--labels", "no_query.csv"], "no row has a 1 in the column is_query"),
+        (["--embeddings", "e.npy", "--labels", "heading.csv"], "if the first, 'class', is a heading"),
+        (["--embeddings", "e.npy", "--labels", "latin.csv"], "latin.csv is not text in UTF-8"),
+        (["--embeddings", "e.npy", "--labels", "objects.npy"], "objects.npy is not a .npy list of labels"),
+        (["--embeddings", "e.npy", "--labels", "text.npy"], "text.npy is not a .npy list of labels"),
+        (["--embeddings", "e.npy", "--labels", "l.csv", "--seed", "-1"], "seed must be a whole number"),
+        (["--embeddings", "e.npy", "--labels", "l.csv", "--memory", "-5"], "--memory is a number of MiB"),
+        (["--embeddings", "e.npy", "--labels", "l.csv", "--plots", "e.npy"], "--plots takes a folder"),
+        (["--embeddings", "e.npy", "--labels", "l.csv", "--split", "test"], "--split goes with a run"),
+        (["--embeddings", "e.npy", "--labels", "l.csv", "--ks", "1", "5"], "'5' was read as a run folder"),
+        (["birds", "--labels", "l.csv"], "--labels goes with --embeddings"),
+        (["birds", "--repeats", "5"], "--repeats goes with --embeddings"),
+        (["birds", "--ignore-sequence"], "--ignore-sequence goes with --embeddings"),
+        (["birds", "--plots", "plots"], "--plots goes with --embeddings"),
+        (["birds", "--ks", "3"], "birds is not a run folder"),
         (["--embeddings", "e.npy", "--labels", "l.csv", "--ks", "150"], "recall@150 means nothing"),
         (["--embeddings", "e.npy", "--labels", "l.csv", "--ignore-sequence"], "needs a column 'sequence'"),
         (["--embeddings", "nan.npy", "--labels", "l.csv"], "hold NaN or infinity, the first is row 7"),
@@ -100,8 +141,14 @@ def test_bad_input(files, arguments, sentence, capsys, monkeypatch):
     np.save("nan.npy", vectors)
     (folder / "short.csv").write_text("label\na\na\n")
     (folder / "columns.csv").write_text("name,kind\na,b\n")
-    (folder / "ragged.csv").write_text("label,is_query\na,1\nb\n")
-    (folder / "flag.csv").write_text("label,is_query\na,maybe\n")
+    (folder / "ragged.csv").write_text("label,is_query\na,1\n\nb\n")
+    (folder / "flag.csv").write_text("label,is_query\na,1\n\nb,maybe\n")
+    (folder / "none.txt").write_text("a\na\n \na\n")
+    (folder / "no_query.csv").write_text("label,is_query\na,0\na,0\n")
+    (folder / "heading.csv").write_text("class\n" + "a\n" * 150)
+    (folder / "latin.csv").write_bytes("label\nM\xf6we\n".encode("latin-1"))
+    np.save("objects.npy", np.array(["a", None], dtype=object), allow_pickle=True)
+    (folder / "text.npy").write_text("a\nb\n")
     assert run(["evaluate", *arguments]) == 2
     error = capsys.readouterr().err
     assert sentence in error

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from forerank.console import print_json, say
 from forerank.errors import InputError
@@ -19,14 +19,14 @@ def evaluate(
     embeddings: Path | None = None,
     labels: Path | None = None,
     ks: list[int] | None = None,
-    nmi: bool = True,
+    nmi: bool | None = None,
     ignore_sequence: bool = False,
     repeats: int = 0,
     ties: str = "pessimistic",
     precision: str = "auto",
     memory: int = 512,
     seed: int = 0,
-    split: str = "test",
+    split: Literal["train", "validation", "test"] | None = None,
     json: bool = False,
     plots: Path | None = None,
 ) -> None:
@@ -41,15 +41,15 @@ def evaluate(
     Parameters
     ----------
     run
-        Folder of a training run; its best model is evaluated on its data.
+        Folder of a training run; its best model is evaluated on its data by its own protocol.
     embeddings
         Matrix (images, dimensions) in a .npy file; it stays on disk.
     labels
         A .csv with a column `label` (also is_query, is_gallery, sequence), or one label a line.
     ks
-        Recall at these; default 1, 10, 100, 1000 as far as the gallery goes.
+        Recall at these; default the recipe's or 1, 10, 100, 1000, as far as the gallery goes.
     nmi
-        Also cluster the vectors; --no-nmi saves that time.
+        Also cluster the vectors; default as the recipe says, or yes. --no-nmi saves that time.
     ignore_sequence
         Leave out items that share label and sequence with the query (re-identification).
     repeats
@@ -63,46 +63,72 @@ def evaluate(
     seed
         For clustering, intervals and random galleries.
     split
-        Part of the run's data to evaluate.
+        Part of the run's data to evaluate; default test.
     json
         Print one JSON document for machines.
     plots
         Folder to write recall.png, similarities.png and ranks.png into.
     """
-    if (run is None) == (embeddings is None):
-        raise InputError("name a run folder, or give --embeddings e.npy --labels l.csv.")
+    if memory < 1:
+        raise InputError(f"--memory is a number of MiB, at least 1, not {memory}.")
+    options: dict[str, Any] = {"ties": ties, "precision": precision, "memory": memory << 20, "seed": seed}
+    if ks is not None:
+        options["ks"] = tuple(ks)
+    if nmi is not None:
+        options["nmi"] = nmi
     if run is not None:
-        if plots is not None:
-            raise InputError("--plots goes with --embeddings; a run's plots are in its report.html.")
+        if embeddings is not None:
+            raise InputError(
+                f"{run!r} was read as a run folder beside --embeddings: give one of the two, and several ks "
+                "as --ks 1 --ks 5."
+            )
+        own = {"labels": labels, "ignore-sequence": ignore_sequence, "repeats": repeats, "plots": plots}
+        for name, given in own.items():
+            if given:
+                raise InputError(
+                    f"--{name} goes with --embeddings; a run has its own labels, protocol and report.html."
+                )
         from forerank.training.finish import evaluate_run
+        from forerank.training.processes import is_first_process
 
-        _print(evaluate_run(Path(run), split=split), json)
+        result = evaluate_run(Path(run), split=split or "test", **options)
+        if is_first_process():
+            _print(result, json)
         return
-    if embeddings is None or labels is None:
+    if embeddings is None:
+        raise InputError("name a run folder, or give --embeddings e.npy --labels l.csv.")
+    if labels is None:
         raise InputError(
             "--embeddings needs --labels: a .csv with a column 'label', a row for each embedding."
         )
+    if split is not None:
+        raise InputError("--split goes with a run folder; with --embeddings every row is evaluated.")
     if repeats and plots is not None:
         raise InputError("--plots shows one gallery: leave out --repeats.")
+    if repeats and nmi:
+        raise InputError("--nmi clusters one gallery: leave out --repeats.")
+    if plots is not None:
+        try:  # before the work, not after it
+            plots.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--plots takes a folder, and {plots} is none: {error.strerror}.") from error
     from forerank.metrics import evaluate as measure
     from forerank.metrics import repeated_gallery
-    from forerank.metrics.evaluation import DEFAULT_KS
     from forerank.metrics.files import read_embeddings, read_labels
 
-    vectors, file = read_embeddings(embeddings), read_labels(labels)
-    if ignore_sequence and file.sequence is None:
+    vectors = read_embeddings(embeddings)
+    file = read_labels(labels, vectors.shape[0] if vectors.ndim else None)
+    ignore = file.sequence if ignore_sequence else None
+    if ignore_sequence and ignore is None:
         raise InputError(f"--ignore-sequence needs a column 'sequence' in {labels}.")
+    if repeats and not all(flags is None or flags.all() for flags in (file.is_query, file.is_gallery)):
+        raise InputError(
+            f"--repeats draws its own galleries: leave the columns is_query and is_gallery out of {labels}."
+        )
     with _processes() as (distributed, first):
-        options: dict[str, Any] = {
-            "ks": DEFAULT_KS if ks is None else tuple(ks),
-            "ignore": file.sequence if ignore_sequence else None,
-            "ties": ties,
-            "precision": precision,
-            "memory": memory << 20,
-            "seed": seed,
-            "distributed": distributed,
-        }
+        options |= {"ignore": ignore, "distributed": distributed}
         if repeats:
+            options.pop("nmi", None)
             result = repeated_gallery(vectors, file.label, repeats=repeats, **options)
         else:
             result = measure(
@@ -110,7 +136,6 @@ def evaluate(
                 file.label,
                 queries=file.is_query,
                 gallery=file.is_gallery,
-                nmi=nmi,
                 per_query=plots is not None,
                 **options,
             )
@@ -125,7 +150,9 @@ def evaluate(
         rows = unit_rows(vectors)
         codes = label_codes(file.label, len(rows), "labels")
         both = (row_numbers(mask, len(rows), "rows") for mask in (file.is_query, file.is_gallery))
-        for path in write_plots(result, similarity_histogram(rows, codes, *both), plots):
+        hidden = None if ignore is None else label_codes(ignore, len(rows), "ignore")
+        histogram = similarity_histogram(rows, codes, *both, ignore=hidden)
+        for path in write_plots(result, histogram, plots):
             say(f"wrote {path}")
     _print(result, json)
 

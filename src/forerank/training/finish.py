@@ -240,7 +240,10 @@ def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
         return embed(lambda x: encode(model, x, recipe, processes.device), part, recipe, processes), recipe
 
 
-def evaluate_run(run: Path, split: str = "test") -> Evaluation:
-    """Evaluate a run's best model on the part of its data that training never saw."""
+def evaluate_run(run: Path, split: str = "test", **options: Any) -> Evaluation:
+    """Evaluate a run's best model on the part of its data that training never saw.
+
+    `options` of `evaluate` (ks, nmi, ties, ...) replace what the recipe says.
+    """
     embedded, recipe = embed_run(run, split)
-    return measure(embedded, recipe, Processes(0, 1, torch.device("cpu")), full=True)
+    return measure(embedded, recipe, Processes(0, 1, torch.device("cpu")), full=True, **options)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from forerank.data import ImageDataset, Preprocessing, Table
 from forerank.data.dataset import collate
 from forerank.metrics import Evaluation, evaluate
+from forerank.metrics.evaluation import checked_ks
 from forerank.training.batches import FeatureRows, loading_processes
 from forerank.training.interruption import leave_signals_to_parent
 from forerank.training.processes import Processes, bar, collect, shard
@@ -82,27 +83,30 @@ def silent_or_bar(title: str | None, part: Part, total: int, processes: Processe
         yield advance
 
 
-def measure(embedded: Embedded, recipe: Recipe, processes: Processes, *, full: bool) -> Evaluation:
+def measure(
+    embedded: Embedded, recipe: Recipe, processes: Processes, *, full: bool, **options: Any
+) -> Evaluation:
     """Retrieval metrics of embedded rows by the table's own protocol; all processes take part.
 
     Args:
         full: all metrics with confidence intervals, for the report; otherwise only what chooses a checkpoint.
+        options: of `evaluate`, where they shall differ from the recipe's.
     """
     table = embedded.table
-    ks = [k for k in recipe.evaluation.ks if k < len(table)] or [1]
-    split = not (table.is_query.all() and table.is_gallery.all())
+    queries, gallery = np.flatnonzero(table.is_query), np.flatnonzero(table.is_gallery)
+    # A recipe is written before its gallery is known: its ks are cut to what a query can rank.
+    ks = checked_ks(recipe.evaluation.ks if full else (1,), queries, gallery, cut=True)
+    usual = {
+        "ks": ks,
+        "nmi": full and recipe.evaluation.nmi,
+        "distances": full,
+        "ignore": table.sequence,
+        "per_query": full,
+        "bootstrap": 1000 if full else 0,
+        "distributed": processes.count > 1,
+    }
     return evaluate(
-        embedded.vectors,
-        table.label_ids,
-        queries=np.flatnonzero(table.is_query) if split else None,
-        gallery=np.flatnonzero(table.is_gallery) if split else None,
-        ks=tuple(ks) if full else (1,),
-        nmi=full and recipe.evaluation.nmi,
-        distances=full,
-        ignore=table.sequence,
-        per_query=full,
-        bootstrap=1000 if full else 0,
-        distributed=processes.count > 1,
+        embedded.vectors, table.label_ids, queries=queries, gallery=gallery, **{**usual, **options}
     )
 
 

@@ -1,0 +1,79 @@
+"""`forerank evaluate RUN`: options are heard, and a recipe's ks fit whatever gallery there is."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from forerank.cli import run
+from forerank.data import Table
+from forerank.metrics import evaluate
+from forerank.models import save_model
+from forerank.training import load_recipe
+from forerank.training.assemble import build_model
+from forerank.training.finish import embed_run
+from forerank.training.measure import Embedded, measure
+from forerank.training.processes import Processes
+from forerank.training.recipe import Recipe, recipe_text
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """Noise in 10 classes of 4: nothing to learn, but something to rank."""
+    folder, generator = tmp_path_factory.mktemp("noise"), np.random.default_rng(0)
+    for i in range(40):
+        (folder / f"class_{i // 4}").mkdir(exist_ok=True)
+        pixels = generator.integers(256, size=(32, 32), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"class_{i // 4}" / f"{i}.png")
+    options = ["backbone=glyphnet", "pretrained=false", "mode=full", "embedding_dim=8", "ks=[1,10,100]"]
+    return load_recipe(folder, options)
+
+
+@pytest.fixture(scope="module")
+def folder(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that ended before its first step."""
+    folder = tmp_path_factory.mktemp("runs") / "noise"
+    save_model(build_model(recipe), folder / "best")
+    (folder / "recipe.yaml").write_text(recipe_text(recipe), encoding="utf-8")
+    return folder
+
+
+def test_options_are_heard(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--ks", "3", "--no-nmi", "--ties", "optimistic", "--seed", "4", "--precision", "float64"]
+    assert run(["evaluate", str(folder), "--split", "train", "--json", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    embedded, _ = embed_run(folder, "train")
+    expected = evaluate(
+        embedded.vectors, embedded.table.label_ids, ks=(3,), nmi=False, ties="optimistic", seed=4
+    ).to_dict()
+    assert found["metrics"] == expected["metrics"]
+    assert found["intervals"] == {"recall@3": expected["intervals"]["recall@3"]}
+    assert found["settings"] == {**expected["settings"], "precision": "float64"}
+
+
+def test_without_options_as_the_recipe_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["evaluate", str(folder), "--split", "train", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["settings"]["ks"] == [1, 10]  # 100 is more than there is to rank
+    assert "nmi" in found["metrics"]
+    assert run(["evaluate", str(folder), "--split", "train", "--ks", "100"]) == 2
+    assert "recall@100 means nothing" in capsys.readouterr().err
+
+
+def test_ks_of_a_recipe_are_cut_to_the_gallery(recipe: Recipe) -> None:
+    """150 rows, but only 30 of them to rank."""
+    is_gallery = np.arange(150) % 5 == 0
+    table = Table(
+        path=[str(i) for i in range(150)],
+        label=[str(i // 5) for i in range(150)],
+        split=["test"] * 150,
+        is_query=~is_gallery,
+        is_gallery=is_gallery,
+    )
+    vectors = np.random.default_rng(0).normal(size=(150, 8)).astype(np.float32)
+    found = measure(Embedded(vectors, table), recipe, Processes(0, 1, torch.device("cpu")), full=True)
+    assert found.settings["ks"] == [1, 10]
+    assert found.counts["gallery"] == 30
