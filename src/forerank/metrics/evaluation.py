@@ -60,7 +60,8 @@ def evaluate(
         per_query: also keep rank of the first positive and average precision of each query.
         bootstrap: resamplings of the classes for the intervals of recall; 0 for none.
         precision: what screens the similarities; the figures do not depend on it.
-        memory: bytes for counting above the embeddings; clustering for NMI holds a float32 copy besides.
+        memory: bytes for counting above the embeddings, from about 100 MiB up; NMI needs two copies of the
+            vectors in float32 besides.
         device: where to compute; default where a tensor lies, the CPU for arrays.
         distributed: every process of torch.distributed calls this with the same arguments; they share the
             gallery, and all get the same result.
