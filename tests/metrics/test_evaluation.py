@@ -174,6 +174,10 @@ def test_random_galleries_count_on_average():
     counts = repeated_gallery(vectors, labels, repeats=5, ks=(1,)).counts
     assert counts == {"queries": 4, "gallery": 2, "classes": 2, "queries_without_positive": 0,
                       "tied_positives": 4, "galleries": 5}  # fmt: skip
+    vectors, labels = clusters(60, dim=5, classes=12)
+    counts = repeated_gallery(vectors, labels, repeats=3, ks=(1,), ignore=np.arange(60) % 4).counts
+    assert counts["queries"] + counts["queries_without_positive"] == 48
+    assert counts["queries_without_positive"] == counts["ignored_pairs"] > 0
     with pytest.raises(TypeError, match="per_query"):
         repeated_gallery(vectors, labels, per_query=True)
 

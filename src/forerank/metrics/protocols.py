@@ -1,6 +1,5 @@
 """Protocols that repeat an evaluation over random galleries."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -66,8 +65,9 @@ def repeated_gallery(
         name: [r.optimistic.get(name, r[name]) for r in results] for r in results for name in r.optimistic
     }
     optimistic = {name: float(np.mean(values)) for name, values in best.items()}
-    # Rounded up: what happened in one gallery of ten did happen.
-    counts = {name: math.ceil(np.mean([r.counts[name] for r in results])) for name in results[0].counts}
+    each = {name: [r.counts[name] for r in results] for name in results[0].counts}
+    # What happened in one gallery of ten did happen: rounded, but not to none.
+    counts = {name: max(round(float(np.mean(n))), int(any(n))) for name, n in each.items()}
     counts["galleries"] = repeats
     settings = {**results[0].settings, "protocol": "repeated gallery", "repeats": repeats, "seed": seed}
     return Evaluation(figures, {}, optimistic, counts, settings, spread)

@@ -32,7 +32,7 @@ class Evaluation(Mapping[str, float]):
         intervals: name -> (low, high) of the bootstrap over classes, for recall.
         optimistic: figures with ties broken in favour of the positive, only those that differ.
         counts: queries, gallery, classes, and what was left out; over repeated random galleries their
-            means, rounded up.
+            means, rounded.
         settings: how it was computed.
         spread: name -> standard deviation over repeated random galleries.
         per_query: figures of each query, if they were asked for.
