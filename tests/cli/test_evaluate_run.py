@@ -17,7 +17,7 @@ from forerank.training.assemble import build_model
 from forerank.training.finish import embed_run
 from forerank.training.measure import Embedded, measure
 from forerank.training.processes import Processes
-from forerank.training.recipe import Recipe, recipe_text
+from forerank.training.recipe import Recipe, override, recipe_text
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +77,17 @@ def test_ks_of_a_recipe_are_cut_to_the_gallery(recipe: Recipe) -> None:
     found = measure(Embedded(vectors, table), recipe, Processes(0, 1, torch.device("cpu")), full=True)
     assert found.settings["ks"] == [1, 10]
     assert found.counts["gallery"] == 30
+
+
+def test_smaller_training_views_are_for_training_only(recipe: Recipe, folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "small"
+    save_model(build_model(recipe), run / "best")
+    (run / "recipe.yaml").write_text(recipe_text(override(recipe, ["train_size=16"])), encoding="utf-8")
+    assert np.array_equal(embed_run(run, "train")[0].vectors, embed_run(folder, "train")[0].vectors)
+
+
+def test_a_part_that_is_not_there(recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_model(build_model(recipe), tmp_path / "best")
+    (tmp_path / "recipe.yaml").write_text(recipe_text(override(recipe, ["validation=0"])), encoding="utf-8")
+    assert run(["evaluate", str(tmp_path), "--split", "validation"]) == 2
+    assert "has no validation part" in capsys.readouterr().err

@@ -53,7 +53,7 @@ def recall_curve(axes: "Axes", evaluation: Evaluation) -> None:
     assert evaluation.per_query is not None
     first = np.sort(evaluation.per_query.first_rank)
     ranks, counts = np.unique(first, return_counts=True)
-    most = max([int(name[7:]) for name in evaluation if name.startswith("recall@")] + [2])
+    most = max([int(name[7:]) for name in evaluation if name.startswith("recall@")] + [10])
     share = np.cumsum(counts) / len(first)
     if ranks[0] > 1:
         ranks, share = np.concatenate(([1], ranks)), np.concatenate(([0.0], share))

@@ -232,10 +232,12 @@ def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
     run = Path(run)
     if not is_run(run):
         raise InputError(f"{run} is not a run folder: it has no {RECIPE}")
-    recipe = load_recipe(run / RECIPE, ["device=auto"])
+    recipe = load_recipe(run / RECIPE, ["device=auto", "train_size=null"])
     with joined(choose_device(recipe.device)) as processes:
         model = load_model(run / BEST).to(processes.device).eval()
         table = open_parts(recipe)[split]
+        if not len(table):
+            raise InputError(f"{run} has no {split} part: its recipe holds nothing out for it")
         part = open_inputs(recipe, {split: table}, model, processes)[split]
         return embed(lambda x: encode(model, x, recipe, processes.device), part, recipe, processes), recipe
 
