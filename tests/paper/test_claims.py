@@ -7,7 +7,7 @@ import pytest
 
 from forerank.paper import claims
 from forerank.paper.statistics import paired_difference
-from forerank.paper.study import Condition, Study
+from forerank.paper.study import RESULT, Condition, Study
 
 
 def verdict(study: Study, said: str) -> claims.Verdict:
@@ -43,14 +43,57 @@ def test_what_was_not_trained_is_not_judged(invented: Study) -> None:
     assert "--data sop=" in text
 
 
-def test_losing_least_is_about_the_change(invented: Study, write_results: Callable[..., None]) -> None:
+UP, DOWN = [0.80, 0.81, 0.80], [0.70, 0.70, 0.71]
+
+
+def test_a_missing_comparison_or_seed_leaves_a_claim_open(
+    invented: Study, write_results: Callable[..., None]
+) -> None:
+    said = "PNP-I is worse than PNP-O"
+    write_results(invented, Condition("O"), "recall@1", UP)
+    write_results(invented, Condition("Iu"), "recall@1", DOWN)
+    found = verdict(invented, said)
+    assert found.word == claims.PENDING
+    assert "Ib (recall@1 of 0 of 3 seeds)" in found.evidence[0]
+    write_results(invented, Condition("Ib"), "recall@1", DOWN)
+    assert verdict(invented, said).word == claims.HOLDS
+    # Seed 1 lost on one side, seed 2 on the other: as many values, but not of the same seeds.
+    (invented.run(Condition("O"), 1).folder / RESULT).unlink()
+    (invented.run(Condition("Iu"), 2).folder / RESULT).unlink()
+    assert verdict(invented, said).word == claims.PENDING
+
+
+def test_a_claim_about_a_family_is_tested_on_all_of_it(
+    invented: Study, write_results: Callable[..., None]
+) -> None:
+    for method in ("O", "Iu", "Ib", "Ds"):
+        write_results(invented, Condition(method), "nmi", DOWN)
+    write_results(invented, Condition("Dq"), "nmi", UP)
+    assert verdict(invented, "PNP-D clusters better (NMI) than PNP-O and PNP-I").word == claims.OPEN
+
+
+def test_the_papers_own_data_is_tested_there(tmp_path: Path, write_results: Callable[..., None]) -> None:
+    study = Study("sop", 3, tmp_path, tmp_path / "training")
+    write_results(study, Condition("O"), "recall@1", UP)
+    write_results(study, Condition("Iu"), "recall@1", DOWN)
+    write_results(study, Condition("Ib", options=(("b", 4.0),)), "recall@1", DOWN)  # as its table trains it
+    assert verdict(study, "PNP-I is worse than PNP-O").word == claims.HOLDS
+    said = "PNP-Dq reaches the state of the art on SOP"
+    assert verdict(study, said).word == claims.PENDING
+    write_results(study, Condition("Dq", batch=384), "recall@1", [0.90, 0.91, 0.90])
+    assert verdict(study, said).word == claims.HOLDS
+    assert verdict(study, said.replace("SOP", "VehicleID")).word == claims.ABSENT
+
+
+def test_losing_less_is_about_the_change(invented: Study, write_results: Callable[..., None]) -> None:
     for method, plain, merged in (
         ("Dq", 0.70, 0.69), ("Smooth-AP", 0.90, 0.70), ("Iu", 0.90, 0.60), ("Ib", 0.90, 0.65),
     ):  # fmt: skip
         for condition, level in ((Condition(method), plain), (Condition(method, merged=3), merged)):
             write_results(invented, condition, "recall@1", [level, level + 0.001, level - 0.001])
-    assert verdict(invented, "PNP-Dq loses least by the merging").word == claims.HOLDS
-    assert verdict(invented, "With classes merged by three, PNP-Dq is the best").word == claims.FAILS
+    assert verdict(invented, "PNP-Dq loses less by the merging than Smooth-AP and PNP-I").word == claims.HOLDS
+    said = "With classes merged by three, PNP-Dq is better than Smooth-AP and PNP-I"
+    assert verdict(invented, said).word == claims.FAILS
 
 
 def test_a_crash_must_be_seen_to_be_believed(invented: Study, write_results: Callable[..., None]) -> None:

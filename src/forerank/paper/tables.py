@@ -31,9 +31,9 @@ def rows(name: str, study: Study) -> dict[str, Condition | None]:
     """Row of a table -> the condition to train under; None where nothing here implements the method."""
     published = published_table(name).rows
     if name.startswith("variants"):
-        return {method: _variant(method, study) for method in published}
+        return {method: variant(method, study) for method in published}
     if name.startswith("robustness"):
-        return {method: replace_merged(_variant(method, study), 3) for method in ROBUST}
+        return {method: replace_merged(variant(method, study), 3) for method in ROBUST}
     batch = 224 if name == "comparison-inaturalist" else study.setting.compared
     found: dict[str, Condition | None] = {}
     for row in published:
@@ -53,7 +53,7 @@ def conditions(name: str, study: Study) -> list[Condition]:
         return [Condition(method, noise=rate) for rate in NOISE_RATES for method in ROBUST]
     found = [condition for condition in rows(name, study).values() if condition is not None]
     if name.startswith("robustness"):  # the loss against unmerged classes is part of the claim
-        found += [_variant(method, study) for method in ROBUST]
+        found += [variant(method, study) for method in ROBUST]
     return found
 
 
@@ -200,8 +200,8 @@ def notes(name: str, study: Study, published: PublishedTable) -> list[str]:
 def _loss_by_merging(study: Study) -> list[str]:
     parts = []
     for method in ROBUST:
-        plain = study.measured(_variant(method, study), "recall@1")
-        merged = study.measured(replace_merged(_variant(method, study), 3), "recall@1")
+        plain = study.measured(variant(method, study), "recall@1")
+        merged = study.measured(replace_merged(variant(method, study), 3), "recall@1")
         if plain and merged:
             parts.append(f"{method} {np.mean(merged) - np.mean(plain):+.1f}")
     return [f"R@1 against unmerged classes: {', '.join(parts)}."] if parts else []
@@ -227,7 +227,7 @@ def settings(study: Study) -> list[str]:
     ]
 
 
-def _variant(method: str, study: Study) -> Condition:
+def variant(method: str, study: Study) -> Condition:
     """A variant at the paper's batch of 112; Ib at the b the paper found best on its own data set."""
     if method == "Ib" and study.on in BEST_B:
         return Condition("Ib", options=(("b", BEST_B[study.on]),))
