@@ -1,16 +1,22 @@
 """Whole experiments, really trained, on a data set of a few images."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from forerank.cli import run
+from forerank.errors import ForerankError
+from forerank.paper import runs
+from forerank.paper.make import make
 from forerank.paper.perform import open_study, perform, plan_of
+from forerank.paper.study import RESULT, Condition, Run, Study
 
 
 def test_train_make_skip(
@@ -18,10 +24,10 @@ def test_train_make_skip(
 ) -> None:
     study = open_study(["variants-sop"], seeds=1, out=tmp_path, values=few_glyphs)
     (product,) = perform(["variants-sop"], study, side_by_side=1)
-    runs = plan_of(["variants-sop"], study)
-    assert len(runs) == 5
-    assert all(r.result()["steps"] == 3 for r in runs)
-    recall = runs[0].result()["metrics"]["recall@1"]
+    plan = plan_of(["variants-sop"], study)
+    assert len(plan) == 5
+    assert all(r.result()["steps"] == 3 for r in plan)
+    recall = plan[0].result()["metrics"]["recall@1"]
     assert 0 < recall <= 1
     assert f"{100 * recall:.0f}"[:1] in product.tables[0].to_markdown()
     for name in (
@@ -35,17 +41,17 @@ def test_train_make_skip(
     assert "Table 1" in page
     assert "<script" not in page
     # Once more: nothing is trained, the numbers stay; the ranking of a query of one of the runs.
-    stamps = [(r.folder / "results.json").stat().st_mtime_ns for r in runs]
+    stamps = [(r.folder / "results.json").stat().st_mtime_ns for r in plan]
     capsys.readouterr()
     perform(["variants-sop"], study, side_by_side=1)
     assert "to do" not in capsys.readouterr().err
-    assert stamps == [(r.folder / "results.json").stat().st_mtime_ns for r in runs]
+    assert stamps == [(r.folder / "results.json").stat().st_mtime_ns for r in plan]
     out = tmp_path / "ranking"
-    assert run(["paper", "ranking", str(runs[0].folder), "--query", "1", "--out", str(out)]) == 0
+    assert run(["paper", "ranking", str(plan[0].folder), "--query", "1", "--out", str(out)]) == 0
     assert "penalty" in capsys.readouterr().out
     assert out.with_suffix(".png").exists()
     assert out.with_suffix(".svg").exists()
-    assert run(["paper", "ranking", str(runs[0].folder), "--query", "99999"]) == 2
+    assert run(["paper", "ranking", str(plan[0].folder), "--query", "99999"]) == 2
 
 
 def test_killed_and_taken_up(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
@@ -118,6 +124,41 @@ def test_list_and_dry_run(
     assert not list(tmp_path.iterdir()), "a dry run writes nothing"
     assert run(["paper", "run", "toyy"]) == 2
     assert "did you mean 'toy'" in capsys.readouterr().err
+
+
+def test_what_fails_is_said_after_all_the_rest_is_shown(
+    tmp_path: Path, few_glyphs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run fails: the others are trained, every table is made and shown, the formulas before training."""
+    study = open_study(["toy"], seeds=1, out=tmp_path, values=few_glyphs)
+    shown: list[str] = []
+
+    def train(run: Run) -> str:
+        assert shown == ["ap-gradients"], "nothing to look at before training"
+        assert "ap-gradients" in (tmp_path / "index.html").read_text()
+        if run.title.startswith("Dq"):
+            return "no luck"
+        run.folder.mkdir(parents=True)
+        (run.folder / RESULT).write_text(
+            json.dumps({"metrics": {"recall@1": 0.5}, "seconds": 1, "broke": False})
+        )
+        return ""
+
+    monkeypatch.setattr(runs, "_train", train)
+    names = ["retrieval-examples", "ap-gradients", "variants-sop"]
+    with pytest.raises(ForerankError, match=r"2 parts failed.*Dq, seed 0: no luck"):
+        perform(names, study, side_by_side=1, show=lambda product: shown.append(product.name))
+    assert shown == ["ap-gradients", "variants-sop"]
+    assert "50.0" in (tmp_path / "tables" / "variants-sop.md").read_text()
+    assert "variants-sop" in (tmp_path / "index.html").read_text()
+
+
+def test_made_again_every_file_is_new(invented: Study, write_results: Callable[..., None]) -> None:
+    for recall, told in ((0.5, "50.0"), (0.75, "75.0")):
+        write_results(invented, Condition("Ib"), "recall@1", [recall] * 3)
+        make("sweep-b", invented)
+        for ending in ("md", "csv", "html"):
+            assert told in (invented.folder / "tables" / f"sweep-b.{ending}").read_text(), ending
 
 
 @pytest.mark.browser

@@ -54,6 +54,15 @@ def test_finished_losses_are_not_trained_again(tmp_path: Path) -> None:
     ]
 
 
+def test_a_file_that_cannot_be_read_counts_as_absent(tmp_path: Path) -> None:
+    whole = toy.run(TINY, tmp_path)
+    text = (tmp_path / "toy.json").read_text()
+    (tmp_path / "toy.json").write_text(text[: len(text) // 2])
+    assert toy.kept(tmp_path) is None
+    assert toy.run(TINY, tmp_path)["recall"] == whole["recall"]
+    assert toy.kept(tmp_path) is not None
+
+
 def test_sentences_follow_the_numbers(tmp_path: Path) -> None:
     result = toy.run(TINY, tmp_path)
     result["recall"]["two_centres"] |= {"Dq": [1.0, 0.99], "Ib": [0.5, 0.52]}

@@ -1,12 +1,15 @@
 """forerank paper: the paper's tables and figures by name, published beside measured."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from forerank.console import format_table, print_json, say
 from forerank.errors import ForerankError
+
+if TYPE_CHECKING:
+    from forerank.paper.make import Product
 
 app = App(
     name="paper",
@@ -193,7 +196,8 @@ def _perform(
         if not ready:
             raise NotReadyError("this plan cannot start as it is: see the lines 'data' and 'memory' above")
         return
-    for product in room.perform(names, study, side_by_side=at_once, processes=processes):
+
+    def show(product: "Product") -> None:
         print(f"\n{product.name} ({product.reference}): {product.title}")
         for table in product.tables:
             shown = [[("–" if cell is None else cell) for cell in row] for row in table.rows]
@@ -204,7 +208,9 @@ def _perform(
             print(f"  figure: {product.figure} and .svg")
         for note in product.notes:
             print(f"  {note}")
-        print(f"  Time: {made_in(product.name, study)}")
+        print(f"  Time: {made_in(product.name, study)}", flush=True)
+
+    room.perform(names, study, side_by_side=at_once, processes=processes, show=show)
 
 
 class NotReadyError(ForerankError):

@@ -18,7 +18,7 @@ from forerank.paper import sweeps, toy
 from forerank.paper.methods import VARIANTS
 from forerank.paper.published import published_table, source
 from forerank.paper.statistics import Difference, paired_difference
-from forerank.paper.study import Condition, Study
+from forerank.paper.study import Condition, Study, write_whole
 from forerank.paper.tables import NATIVE, NOISE_RATES, metric_of, replace_merged, rows, variant
 from forerank.report.tables import ResultTable
 
@@ -319,6 +319,5 @@ def write(study: Study, extra: Path | None = None) -> list[Verdict]:
     found = verdicts(study)
     text = to_markdown(found, study)
     for path in filter(None, (study.folder / "claims.md", extra)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     return found

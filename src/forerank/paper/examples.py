@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from forerank.errors import ForerankError
 from forerank.paper.study import Condition, Study
 from forerank.report.nearest import neighbours, survey
 from forerank.report.ranking_figure import Ranking, rank_query, ranking_figure
@@ -43,7 +44,10 @@ def embed_test(run: Path) -> "tuple[NDArray[np.float32], Table]":
 
 def find(study: Study) -> Examples:
     """Examples from the run of Dq with seed 0."""
-    vectors, table = embed_test(study.run(Condition("Dq"), 0).folder)
+    run = study.run(Condition("Dq"), 0)
+    if run.result() is None:
+        raise ForerankError(f"its run ({run.title}) has not ended")
+    vectors, table = embed_test(run.folder)
     queries = np.flatnonzero(table.is_query)
     gallery = np.flatnonzero(table.is_gallery)
     fares = survey(vectors, table.label_ids, queries, gallery_ids=gallery)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerank.errors import InputError
 from forerank.paper import ap_surface, centres, examples, loss_curves, penalties, style, sweeps, tables, toy
 from forerank.paper.experiments import experiment
 from forerank.paper.published import statement
-from forerank.paper.study import Study
+from forerank.paper.study import Study, write_whole
 from forerank.report.tables import ResultTable
 
 if TYPE_CHECKING:
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 class Product:
     """What an experiment left: tables, a figure, and what a reader should know.
 
-    `figure` is the PNG; an SVG of the same name lies beside it.
+    `figure` is the PNG; an SVG of the same name lies beside it. `csv` has every digit where the
+    table rounds.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Product:
     tables: tuple[ResultTable, ...] = ()
     figure: Path | None = None
     notes: tuple[str, ...] = ()
-    seconds: float = 0.0
+    csv: str = ""
 
 
 def make(name: str, study: Study) -> Product:
@@ -150,13 +150,9 @@ def _table(name: str, study: Study) -> Product:
     about = experiment(name)
     noise = name == "label-noise"
     table = tables.make_noise_table(study) if noise else tables.make_table(name, study)
-    folder = study.folder / "tables"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.csv").write_text(
-        table.to_csv() if noise else tables.make_csv(name, study), encoding="utf-8"
-    )
+    csv = table.to_csv() if noise else tables.make_csv(name, study)
     notes = (f"The paper: {statement('noise')}",) if noise else ()
-    return Product(name, about.title, about.reference, (table,), notes=notes)
+    return Product(name, about.title, about.reference, (table,), notes=notes, csv=csv)
 
 
 def _figure(
@@ -176,16 +172,13 @@ def _figure(
 
 def _remember(product: Product, study: Study, seconds: float) -> None:
     """Write the tables as Markdown, CSV and HTML, and keep what the page needs."""
-    folder = study.folder / "tables"
     if product.tables:
-        folder.mkdir(parents=True, exist_ok=True)
         for extension, text in (
             ("md", "\n\n".join(table.to_markdown() for table in product.tables) + "\n"),
             ("html", "\n".join(table.to_html() for table in product.tables) + "\n"),
+            ("csv", product.csv or product.tables[0].to_csv()),
         ):
-            (folder / f"{product.name}.{extension}").write_text(text, encoding="utf-8")
-        if not (folder / f"{product.name}.csv").exists():
-            (folder / f"{product.name}.csv").write_text(product.tables[0].to_csv(), encoding="utf-8")
+            write_whole(study.folder / "tables" / f"{product.name}.{extension}", text)
     values = {
         "title": product.title,
         "reference": product.reference,
@@ -195,9 +188,7 @@ def _remember(product: Product, study: Study, seconds: float) -> None:
         "seconds": seconds,
         "runs": _training_seconds(product.name, study),
     }
-    path = study.folder / "made" / f"{product.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+    write_whole(study.folder / "made" / f"{product.name}.json", json.dumps(values, ensure_ascii=False))
 
 
 def _training_seconds(name: str, study: Study) -> dict[str, float]:
@@ -205,10 +196,3 @@ def _training_seconds(name: str, study: Study) -> dict[str, float]:
     results = [run.result() for run in study.plan(experiment(name).conditions(study))]
     ended = [result for result in results if result is not None]
     return {"count": len(ended), "seconds": sum(float(result["seconds"]) for result in ended)}
-
-
-def refuse_unmade(name: str, study: Study) -> None:
-    """Refuse to make a result of which no run has ended."""
-    plan = study.plan(experiment(name).conditions(study))
-    if plan and all(run.result() is None for run in plan):
-        raise InputError(f"nothing of {name} has been trained on {study.on} yet: forerank paper run {name}")

@@ -1,6 +1,7 @@
 """One HTML page for all that was made: tables, figures, claims. It needs no other file and no network."""
 
 import base64
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files as resources
 from pathlib import Path
@@ -10,8 +11,9 @@ from forerank.paper import claims
 from forerank.paper.experiments import EXPERIMENTS
 from forerank.paper.make import made, made_in
 from forerank.paper.published import source
-from forerank.paper.study import Study
+from forerank.paper.study import Study, write_whole
 
+NAME = "index.html"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
 figure.drawn {
@@ -46,12 +48,12 @@ _KINDS = {
 _NARROW = {"sweep-b", "sweep-p"}
 
 
-def write(study: Study) -> Path:
+def write(study: Study, verdicts: Sequence[claims.Verdict]) -> None:
     """Write `index.html` into the study's folder from what is there; whole or not at all."""
     found = [(name, values) for name in EXPERIMENTS if (values := made(name, study)) is not None]
     tables = [(n, v) for n, v in found if EXPERIMENTS[n].kind == "table"]
     figures = [(n, v) for n, v in found if EXPERIMENTS[n].kind == "figure"]
-    sections = [_claims(study)]
+    sections = [_claims(verdicts)]
     sections += [_section(name, values, study) for name, values in [*tables, *figures]]
     links = [("claims", "Claims")] + [(name, values["reference"]) for name, values in [*tables, *figures]]
     nav = "".join(
@@ -76,11 +78,7 @@ def write(study: Study) -> Path:
 <footer>Published numbers: {escape(source())}. Written by Forerank; this page is one file.</footer>
 </main></body></html>
 """
-    path = study.folder / "index.html"
-    fresh = path.with_name(".index.html.new")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
-    return path
+    write_whole(study.folder / NAME, text)
 
 
 def _title(name: str) -> str:
@@ -91,8 +89,7 @@ def _link(name: str, reference: str) -> str:
     return name if name in EXPERIMENTS else reference
 
 
-def _claims(study: Study) -> str:
-    found = claims.verdicts(study)
+def _claims(found: Sequence[claims.Verdict]) -> str:
     counts = {word: sum(v.word == word for v in found) for word in (claims.HOLDS, claims.FAILS, claims.OPEN)}
     rows = "".join(
         f'<tr><th scope="row">{escape(v.said)}{_evidence(v.evidence)}</th>'

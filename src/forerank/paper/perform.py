@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from forerank.console import say
@@ -49,28 +49,51 @@ def open_study(
 
 
 def perform(
-    names: Sequence[str], study: Study, *, side_by_side: int | None = None, processes: int = 1
+    names: Sequence[str],
+    study: Study,
+    *,
+    side_by_side: int | None = None,
+    processes: int = 1,
+    show: Callable[[Product], None] = lambda product: None,
 ) -> list[Product]:
-    """Train everything the experiments need, then make each; the page is written after every one.
+    """Make what needs no training, train everything else, make that; the page is written after every one.
 
-    Finished runs and the toy's finished losses are skipped, so a stopped command goes on where it was.
+    Finished runs and the toy's finished losses are skipped, so a stopped command goes on where it was. What
+    fails is left out of the results, and said in an error when all the rest is made.
+
+    Args:
+        show: called with each product as soon as it is made.
     """
     study.folder.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    at_once = side_by_side or default_side_by_side(study)
     plan = plan_of(names, study)
-    failed = runs.carry_out(plan, side_by_side=at_once, processes=processes)
-    products = []
-    for name in names:
-        product = make(name, study)
-        products.append(product)
-        say(f"{name}: written to {study.folder}")
-    claims.write(study)
-    where = page.write(study)
-    say(f"{len(names)} experiments in {time.perf_counter() - began:.0f} s; the page: {where}")
+    products: list[Product] = []
+    failed: list[str] = []
+
+    def make_all(some: Sequence[str]) -> None:
+        for name in some:
+            try:
+                product = make(name, study)
+            except ForerankError as error:
+                failed.append(f"{name}: {error}")
+                say(f"failed: {failed[-1]}")
+                continue
+            products.append(product)
+            page.write(study, claims.write(study))
+            show(product)
+
+    make_all([name for name in names if not plan_of([name], study)])
+    failed += runs.carry_out(
+        plan, side_by_side=side_by_side or default_side_by_side(study), processes=processes
+    )
+    make_all([name for name in names if plan_of([name], study)])
+    say(
+        f"{len(products)} of {len(names)} experiments in {time.perf_counter() - began:.0f} s; "
+        f"the page: {study.folder / page.NAME}"
+    )
     if failed:
         raise ForerankError(
-            f"{len(failed)} training runs failed and are missing from the results, the first: {failed[0]}; "
+            f"{len(failed)} parts failed and are missing from the results, the first: {failed[0]}; "
             "the same command tries them again"
         )
     return products

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from forerank.console import progress
 from forerank.paper.statistics import Difference, paired_difference
+from forerank.paper.study import write_whole
 from forerank.paper.style import CLASS_COLOURS, COLOURS, NAMES
 from forerank.report.tables import Cell, ResultTable
 
@@ -157,10 +158,9 @@ def run(settings: ToySettings, folder: Path) -> dict[str, Any]:
     """
     path = folder / "toy.json"
     result: dict[str, Any] = {"settings": asdict(settings), "recall": {}, "drawn": {}}
-    if path.exists():
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["settings"] == result["settings"]:
-            result = kept
+    before = _read(path)
+    if before is not None and before["settings"] == result["settings"]:
+        result = before
     truth = labels().numpy()
     wanted = [(geometry, loss) for geometry in GEOMETRIES for loss in LOSSES]
     left = [(g, loss) for g, loss in wanted if loss not in result["recall"].get(g, {})]
@@ -176,19 +176,26 @@ def run(settings: ToySettings, folder: Path) -> dict[str, Any]:
             "seed": median,
             "angles": [round(float(a), 5) for a in where[median]],
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result), encoding="utf-8")
+        write_whole(path, json.dumps(result))
     return result
 
 
 def kept(folder: Path) -> dict[str, Any] | None:
     """The toy's result if it was run to the end in `folder`."""
-    path = folder / "toy.json"
-    if not path.is_file():
+    result = _read(folder / "toy.json")
+    if result is None:
         return None
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     whole = all(loss in result["recall"].get(geometry, {}) for geometry in GEOMETRIES for loss in LOSSES)
     return result if whole else None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What is kept in a file; one that is not there or cannot be read holds nothing worth keeping."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return result if isinstance(result, dict) and {"settings", "recall", "drawn"} <= result.keys() else None
 
 
 def effect(result: dict[str, Any], geometry: str = "two_centres") -> Difference:
