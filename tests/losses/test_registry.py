@@ -46,7 +46,15 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize(
     "words",
-    [["1/(1-R)"], ["R", "--out", "loss.exe"], ["a*R", "--parameter", "a"], ["R", "--to", "-1"], ["R +"]],
+    [
+        ["1/(1-R)"],
+        ["R", "--out", "loss.exe"],
+        ["R", "--out", f"{__file__}/loss.png"],
+        ["a*R", "--parameter", "a"],
+        ["R", "--to", "-1"],
+        ["R", "--to", "inf"],
+        ["R +"],
+    ],
 )
 def test_bad_requests_exit_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["losses", "plot", *words]) == 2

@@ -1,5 +1,6 @@
 """`forerank losses`: what there is to minimise, and what a derivative of one's own would look like."""
 
+import math
 from pathlib import Path
 
 from cyclopts import App
@@ -62,12 +63,15 @@ def plot(
 
     if out.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(f"cannot write {out.name!r}: the picture must end in .png, .svg or .pdf.")
-    if not to > 0:
-        raise InputError(f"--to must be positive, not {to!r}.")
+    if not 0 < to < math.inf:
+        raise InputError(f"--to must be a positive number, not {to!r}.")
     loss = PNPLoss.from_derivative(derivative, parameters=_numbers(parameter or []))
     if loss.design is not None:
         print(loss.design.describe())
-    say(f"wrote {plot_losses(out, loss, farthest=to)}")
+    try:
+        say(f"wrote {plot_losses(out, loss, farthest=to)}")
+    except OSError as error:
+        raise InputError(f"cannot write {str(out)!r}: {error.strerror or error}.") from error
 
 
 def _numbers(texts: list[str]) -> dict[str, float]:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -20,7 +21,8 @@ from forerank.losses.expression import computable, evaluate, read_expression
 T = TypeVar("T")
 Derivative = str | Callable[[Tensor], Tensor]
 
-PATIENCE = 3.0  # seconds that sympy may look for one closed form
+PATIENCE = 3.0  # seconds that sympy may take for one step, such as looking for a closed form
+LARGEST_ERROR = 1e-3  # of a numerical integral, relative to 1 + loss; worse ones are refused
 FARTHEST = 1e7  # the table of a numerical integral ends here; beyond it the loss goes on straight
 PANELS = 4096  # of the table, evenly spaced in log(1 + R)
 
@@ -75,21 +77,31 @@ def design(derivative: Derivative, parameters: Mapping[str, float] | None = None
         text, expression = getattr(derivative, "__name__", "callable"), None
         slope: Callable[[Tensor], Tensor] = derivative
     else:
-        expression = read_expression(derivative, parameters)
+        expression = _within(PATIENCE, lambda: read_expression(derivative, parameters))
+        if expression is None:
+            raise InputError(f"the formula {derivative!r} takes too long to work out: write a simpler one.")
         text = str(expression)
 
         def slope(r: Tensor) -> Tensor:
             return evaluate(expression, r)
 
     slopes = _checked_slopes(slope, nodes, text)
-    table, error = _tabulate(slope, text)
-    closed = None if expression is None else _closed_form(expression, nodes, table)
+    table, errors = _tabulate(slope)
+    error = max(2 * float(errors.max()), 1e-15)  # twice what was seen
+    closed = None
+    if expression is not None and (found := _closed_form(expression, nodes, table, errors)):
+        closed, error = found
+    if not error <= LARGEST_ERROR:
+        raise InputError(
+            f"the integral of {text} is known only to {error:.0e} of 1 + loss: "
+            "give a derivative that is smoother, or a formula with a closed form."
+        )
     formula = str(closed) if closed is not None else f"integral of {text} from 0 to R"
     return Design(
         derivative=text,
         formula=formula,
         closed=closed is not None,
-        error=1e-15 if closed is not None else error,
+        error=error,
         trend=_trend(slopes),
         derivative_bound=_least_bound(expression, slope, float(slopes.max())),
         bound=_loss_bound(closed, slope, table),
@@ -117,8 +129,8 @@ def _nodes() -> Tensor:
     return torch.linspace(0, math.log1p(FARTHEST), PANELS + 1, dtype=torch.float64)
 
 
-def _tabulate(slope: Callable[[Tensor], Tensor], text: str) -> tuple[Tensor, float]:
-    """The integral at the nodes, and the largest error found between them, relative to 1 + integral."""
+def _tabulate(slope: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The integral at the nodes (PANELS + 1,), and the error found in each panel relative to 1 + integral."""
     from numpy.polynomial.legendre import leggauss
 
     points, weights = (torch.from_numpy(x) for x in leggauss(8))
@@ -135,8 +147,7 @@ def _tabulate(slope: Callable[[Tensor], Tensor], text: str) -> tuple[Tensor, flo
     finer = torch.stack([nodes[:-1], (nodes[:-1] + nodes[1:]) / 2], 1).flatten()
     exact = torch.cat([zero, integrals(torch.cat([finer, nodes[-1:]])).cumsum(0)])[1::2]
     found = _look_up(table, slope, torch.expm1(finer[1::2]))
-    # Twice what was seen half-way between nodes, where the interpolation is worst.
-    return table, max(2 * float(((found - exact).abs() / (1 + exact)).max()), 1e-15)
+    return table, (found - exact).abs() / (1 + exact)  # half-way between nodes: interpolation is worst there
 
 
 def _look_up(table: Tensor, slope: Callable[[Tensor], Tensor], r: Tensor) -> Tensor:
@@ -156,14 +167,15 @@ def _look_up(table: Tensor, slope: Callable[[Tensor], Tensor], r: Tensor) -> Ten
     return cubic + (r - inside) * slope(torch.full_like(r, FARTHEST))
 
 
-def _closed_form(expression: Any, nodes: Tensor, table: Tensor) -> Any | None:
-    """The integral from 0 to R if sympy finds one that can be computed and agrees with the numerical one."""
+def _closed_form(expression: Any, nodes: Tensor, table: Tensor, errors: Tensor) -> tuple[Any, float] | None:
+    """The integral from 0 to R and its error, if sympy finds one that can be computed and is right."""
     import sympy
 
     r = next(iter(expression.free_symbols), sympy.Symbol("R", nonnegative=True))
 
     u = sympy.Symbol("u", positive=True)  # 1 + R: powers of it are what sympy would multiply out, at length
-    shifted = expression.subs(r, u - 1)
+    plain = expression.subs(r, u - 1)
+    shifted = _within(PATIENCE, lambda: _partial_fractions(plain, u)) or plain
 
     def integrate(what: Any, variable: Any, **options: Any) -> Any:
         found = sympy.integrate(what, variable, **options)
@@ -181,18 +193,67 @@ def _closed_form(expression: Any, nodes: Tensor, table: Tensor) -> Any | None:
     primitive = next((one for one in found if one is not None), None)
     if primitive is None:
         return None
-    shorter = _within(PATIENCE, lambda: sympy.simplify(primitive))
-    for candidate in (shorter, primitive):
-        if candidate is not None and computable(candidate):
-            values = evaluate(candidate, nodes)
-            if bool(((values - table).abs() <= 1e-9 * (1 + table)).all()):
-                return candidate
-    return None
+    # sympy would write 1000 log(R + 2) as the log of a power and multiply that out, in gigabytes.
+    shorten = _logs_from_zero if primitive.has(sympy.log) else sympy.simplify
+    shorter = _within(PATIENCE, lambda: shorten(primitive))
+
+    def checked(candidate: Any) -> tuple[Any, float] | None:
+        if candidate is None or not computable(candidate):
+            return None
+        error = _error_of(candidate, expression, r, nodes, table, errors)
+        return None if error is None else (candidate, error)
+
+    return _within(PATIENCE, lambda: checked(shorter)) or _within(PATIENCE, lambda: checked(primitive))
+
+
+def _partial_fractions(expression: Any, variable: Any) -> Any:
+    """A rational function as a sum of simple ones, whose integrals are known at once."""
+    import sympy
+
+    return sympy.apart(expression, variable) if expression.is_rational_function(variable) else expression
+
+
+def _logs_from_zero(expression: Any) -> Any:
+    """Logarithms of c + R as log(1 + R/c) + log(c): they keep the digits of a small R, and log(c) cancels."""
+    import sympy
+
+    (r,) = expression.free_symbols
+
+    def split(log: Any) -> Any:
+        start = log.args[0].subs(r, 0)
+        return sympy.log(sympy.expand(log.args[0] / start)) + sympy.log(start) if start.is_positive else log
+
+    return expression.replace(lambda part: isinstance(part, sympy.log) and part.has(r), split)
+
+
+def _error_of(
+    candidate: Any, expression: Any, r: Any, nodes: Tensor, table: Tensor, errors: Tensor
+) -> float | None:
+    """The largest error of a closed form as computed in float64, relative to 1 + loss; None if it is wrong.
+
+    Right is what has the derivative, never falls (a wrong branch of a primitive jumps down, and so does one
+    across a pole) and is as near to the table as the table is to the integral.
+    """
+    import sympy
+
+    values = evaluate(candidate, nodes)
+    doubt = torch.cat([torch.zeros(1, dtype=torch.float64), errors.cummax(0).values])
+    near = (values - table).abs() <= (1e-9 + 4 * doubt) * (1 + table)
+    if not bool(near.all()) or not bool((values.diff() >= -1e-9 * (1 + table[1:])).all()):
+        return None
+    slope, worst = candidate.diff(r), 0.0
+    for at, value in zip(nodes[::64].tolist(), values[::64].tolist(), strict=True):
+        place = {r: sympy.Float(at, 30)}
+        exact, is_slope, wanted = (float(one.evalf(30, subs=place)) for one in (candidate, slope, expression))
+        if at and not abs(is_slope - wanted) <= 1e-9 * abs(wanted):
+            return None
+        worst = max(worst, abs(value - exact) / (1 + exact))
+    return max(2 * worst, 1e-16) if worst <= 1e-9 else None
 
 
 def _trend(slopes: Tensor) -> str:
     steps = slopes.diff()
-    noise = 1e-12 * float(slopes.abs().max())
+    noise = 1e-12 * torch.maximum(slopes[1:], slopes[:-1])
     if bool((steps.abs() <= noise).all()):
         return "constant"
     if bool((steps >= -noise).all()):
@@ -202,11 +263,12 @@ def _trend(slopes: Tensor) -> str:
 
 def _least_bound(expression: Any | None, slope: Callable[[Tensor], Tensor], largest: float) -> float:
     """The least upper bound of the derivative, from its largest value on the grid and its limit."""
-    near, far = slope(torch.tensor([FARTHEST, FARTHEST**2], dtype=torch.float64)).tolist()
-    if not far <= near * (1 + 1e-3):  # still growing between 1e7 and 1e14; NaN: not known to be bounded
-        return math.inf
     limit = _limit(expression)
-    return max(largest, far if limit is None else limit)
+    if limit is not None:
+        return max(largest, limit)
+    far = float(slope(torch.tensor([FARTHEST**2], dtype=torch.float64)))
+    # Still growing between 1e7 and 1e14, or NaN: not known to be bounded.
+    return max(largest, far) if far <= largest * (1 + 1e-3) else math.inf
 
 
 def _loss_bound(closed: Any | None, slope: Callable[[Tensor], Tensor], table: Tensor) -> float:
@@ -216,9 +278,12 @@ def _loss_bound(closed: Any | None, slope: Callable[[Tensor], Tensor], table: Te
     # Without a limit: the integral converges if R f(R) still falls like a power of R far out.
     far = torch.tensor([FARTHEST, FARTHEST**1.5], dtype=torch.float64)
     near, farther = (far * slope(far)).tolist()
-    if not farther < 0.5 * near and near > 1e-9:
+    if near == 0:
+        return float(table[-1])
+    if not farther < 0.5 * near:
         return math.inf
-    return float(table[-1]) + float(near)
+    power = math.log(near / max(farther, sys.float_info.min)) / math.log(FARTHEST**0.5)
+    return float(table[-1] + near / power)
 
 
 def _limit(expression: Any | None) -> float | None:
@@ -232,8 +297,8 @@ def _limit(expression: Any | None) -> float | None:
     (r,) = expression.free_symbols
     found = _within(PATIENCE, lambda: sympy.limit(expression, r, sympy.oo))
     try:
-        return None if found is None else float(found)
-    except TypeError:
+        return None if found is None or found is sympy.nan else float(found)
+    except (TypeError, OverflowError):
         return None
 
 
@@ -246,18 +311,23 @@ class _OutOfTimeError(BaseException):
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T | None:
-    """The result of pure-Python work, or None if it takes too long or fails; in any thread, no signals."""
-    deadline = time.monotonic() + seconds
-    before = sys.getprofile()
+    """The result of pure-Python work, or None if it takes too long or fails; in any thread, no signals.
+
+    Seconds are this thread's own, so that what is found does not depend on what else the machine does.
+    """
+    deadline = time.thread_time() + seconds
+    before, calls = sys.getprofile(), count()
 
     def watch(frame: FrameType, event: str, argument: object) -> None:
-        if time.monotonic() > deadline:
+        if next(calls) % 64 == 0 and time.thread_time() > deadline:
             sys.setprofile(before)
             raise _OutOfTimeError
 
     sys.setprofile(watch)
     try:
         return work()
+    except InputError:
+        raise
     except (
         _OutOfTimeError,
         ArithmeticError,

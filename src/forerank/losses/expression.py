@@ -14,7 +14,8 @@ from torch import Tensor
 
 from forerank.errors import InputError, unknown
 
-LONGEST, MOST_NODES, LARGEST_NUMBER, LARGEST_POWER = 300, 120, 1e9, 64
+LONGEST, MOST_NODES, LARGEST_NUMBER, LARGEST_POWER = 300, 120, 1e9, 1001
+MOST_BITS = 1000  # of an exact number; longer ones take for ever to work out, and are no float
 
 FUNCTIONS = {
     "exp": torch.exp,
@@ -57,7 +58,7 @@ def read_expression(text: str, parameters: Mapping[str, float] | None = None) ->
         raise InputError(f"cannot read the formula {text!r}: it must look like '1/(1+R)**2'.") from error
     if sum(1 for _ in ast.walk(tree)) > MOST_NODES:
         raise InputError(f"the formula {text[:40]!r}... has too many terms.")
-    return _Reader(text, dict(parameters or {})).read(tree.body)
+    return _Reader(text, dict(parameters or {})).whole(tree.body)
 
 
 class _Reader:
@@ -79,7 +80,37 @@ class _Reader:
             raise InputError(f"the number {value!r} is too large, in the formula {self.text!r}.")
         return self.sympy.Rational(str(value))
 
+    def whole(self, node: ast.expr) -> Any:
+        """The formula, every constant part of which is a finite real number."""
+        found = self.read(node)
+        parts = self.sympy.preorder_traversal(found)
+        for part in parts:
+            if not part.free_symbols:
+                self.checked(part)
+                parts.skip()
+        return found
+
     def read(self, node: ast.expr) -> Any:
+        return self.checked(self.piece(node))
+
+    def checked(self, found: Any) -> Any:
+        """Checked at every step: what is refused here would hang or fail in the next."""
+        sympy = self.sympy
+        try:
+            if not found.free_symbols:
+                real_number(found)
+        except ValueError as error:
+            raise InputError(f"part of the formula {self.text!r} is not a finite real number.") from error
+        if found.has(sympy.I, sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
+            raise InputError(f"part of the formula {self.text!r} is not a finite real number.")
+        if _bits(found) > MOST_BITS:
+            raise InputError(f"a number in the formula {self.text!r} has too many digits.")
+        powers = (power.exp for power in found.atoms(sympy.Pow))
+        if any(power.is_number and abs(real_number(power)) > LARGEST_POWER for power in powers):
+            raise InputError(f"powers above {LARGEST_POWER} are not allowed, in the formula {self.text!r}.")
+        return found
+
+    def piece(self, node: ast.expr) -> Any:
         match node:
             case ast.Constant(value=value):
                 return self.number(value)
@@ -117,15 +148,33 @@ class _Reader:
                     raise InputError(f"the formula {self.text!r} divides by zero.")
                 return left / right
             case ast.Pow():
-                # Large powers of numbers would be worked out digit by digit, for ever.
-                if right.is_number and not abs(right) <= LARGEST_POWER:
-                    raise InputError(
-                        f"powers above {LARGEST_POWER} are not allowed, in the formula {self.text!r}."
-                    )
+                # Powers of numbers are worked out digit by digit, those of sums with R are left as they are.
+                worked_out = right.is_number and not (left.is_Add and left.free_symbols)
+                if worked_out and abs(real_number(right)) * _bits(left) > MOST_BITS:
+                    raise InputError(f"a power in the formula {self.text!r} is too large.")
                 return left**right
         raise InputError(
             f"that operator is not allowed in the formula {self.text!r}: use + - * / and ** for powers."
         )
+
+
+def _bits(expression: Any) -> int:
+    """The length of the longest exact number in an expression, in bits."""
+    import sympy
+
+    found = expression.atoms(sympy.Rational)
+    return max((max(abs(number.p), number.q).bit_length() for number in found), default=0)
+
+
+def real_number(expression: Any) -> float:
+    """A constant expression as a float; a ValueError if it is not real, not finite or beyond a float."""
+    try:
+        value = float(expression)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"{expression} is not a real number.") from error
+    if not math.isfinite(value):
+        raise ValueError(f"{expression} is not finite.")
+    return value
 
 
 def computable(expression: Any) -> bool:
@@ -153,7 +202,7 @@ def evaluate(expression: Any, r: Tensor) -> Tensor:
     if expression.is_Symbol:
         return r
     if not expression.free_symbols:
-        return torch.full_like(r, float(expression))
+        return torch.full_like(r, real_number(expression))
     parts = expression.args
     if expression.is_Add:
         return sum((evaluate(part, r) for part in parts[1:]), evaluate(parts[0], r))
@@ -162,7 +211,7 @@ def evaluate(expression: Any, r: Tensor) -> Tensor:
     if expression.is_Pow:
         base, power = parts
         if not power.free_symbols:
-            return torch.pow(evaluate(base, r), float(power))
+            return torch.pow(evaluate(base, r), real_number(power))
         return torch.pow(evaluate(base, r), evaluate(power, r))
     name = type(expression).__name__
     if name == "log" and parts[0].is_Add and 1 in parts[0].args:
