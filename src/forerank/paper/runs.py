@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from pathlib import Path
 
 from forerank.console import progress_bar, say
 from forerank.errors import ForerankError
-from forerank.paper.study import RESULT, Run
+from forerank.paper.study import RESULT, Run, write_whole
 from forerank.training.recipe import recipe_text
 
 INTERRUPTED = "interrupted"  # what a run answers that was asked to stop and has saved itself
@@ -62,32 +64,59 @@ def _results(left: Sequence[Run], side_by_side: int, processes: int) -> Iterator
 
     open_parts(left[0].recipe)  # what is wrong with the data is said once; data that is drawn, is drawn once
     threads = max(1, (os.cpu_count() or 1) // side_by_side)
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(
-        side_by_side, mp_context=context, initializer=_use_threads, initargs=(threads,)
-    )
+    ahead = iter(left)
+    going: dict[Future[str], tuple[Run, ProcessPoolExecutor]] = {}
     try:
-        ahead = iter(left)
-        going = {pool.submit(_train_quietly, run): run for run in islice(ahead, side_by_side)}
+        for run in islice(ahead, side_by_side):
+            worker = _start_worker(threads)
+            going[worker.submit(_train_quietly, run)] = run, worker
         while going:  # no more in hand than are training, so that Ctrl-C has no queue to wait for
             for done in wait(going, return_when=FIRST_COMPLETED).done:
-                yield going.pop(done), done.result()
-                for run in islice(ahead, 1):
-                    going[pool.submit(_train_quietly, run)] = run
+                run, worker = going[done]
+                try:
+                    problem = done.result()
+                except BrokenProcessPool:
+                    problem = f"its process was killed, perhaps for want of memory; see {_log(run)}"
+                yield run, problem
+                del going[done]
+                if isinstance(done.exception(), BrokenProcessPool):
+                    worker.shutdown()
+                    worker = _start_worker(threads)
+                following = next(ahead, None)
+                if following is None:
+                    worker.shutdown()
+                else:
+                    going[worker.submit(_train_quietly, following)] = following, worker
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for _, worker in going.values():
+            worker.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker(threads: int) -> ProcessPoolExecutor:
+    """A pool of one process: if it dies, it is known with which run, and the others train on."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=context, initializer=_use_threads, initargs=(threads,))
 
 
 def train_with_torchrun(run: Run, processes: int) -> str:
     """One run over several processes of this machine; "" or what went wrong."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     recipe = run.folder.parent / f"{run.key}.yaml"
-    recipe.write_text(recipe_text(run.recipe), encoding="utf-8")
+    write_whole(recipe, recipe_text(run.recipe))
     command = torchrun_command(run, processes, recipe)
     began = time.perf_counter()
-    ended = subprocess.run([sys.executable, "-m", "torch.distributed.run", *command[1:]], check=False)
-    if ended.returncode != 0:
-        return f"torchrun ended with code {ended.returncode}"
+    # In a session of its own, so that Ctrl-C reaches it once, from here; it hands it on to its processes.
+    child = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *command[1:]], start_new_session=True
+    )
+    try:
+        code = child.wait()
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGINT)
+        child.wait()  # until its processes have saved and ended
+        return INTERRUPTED
+    if code != 0:
+        return f"torchrun ended with code {code}"
     conclude(run, time.perf_counter() - began)
     return ""
 
@@ -118,7 +147,18 @@ def _train(run: Run) -> str:
         return INTERRUPTED
     except ForerankError as error:
         return str(error)
+    except Exception as error:  # a fault of one run must not end the others
+        with _log(run).open("a", encoding="utf-8") as file:
+            traceback.print_exc(file=file)
+        return f"{type(error).__name__}: {error} (see {_log(run)})"
     return ""
+
+
+def _log(run: Run) -> Path:
+    """The file for what a run says when nobody can listen; its folder is made."""
+    path = run.folder.parent / "logs" / f"{run.key}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def conclude(run: Run, seconds: float) -> None:
@@ -134,9 +174,7 @@ def conclude(run: Run, seconds: float) -> None:
         "broke": bool(results["broken"]),
         "learned": results["best_step"] > 0,  # otherwise the model as it came is what was measured
     }
-    fresh = run.folder / f".{RESULT}.new"
-    fresh.write_text(json.dumps(values, indent=1), encoding="utf-8")
-    fresh.replace(run.folder / RESULT)
+    write_whole(run.folder / RESULT, json.dumps(values, indent=1))
 
 
 def vehicle_tests(run: Run) -> dict[str, float]:
@@ -159,9 +197,7 @@ def vehicle_tests(run: Run) -> dict[str, float]:
 
 def _train_quietly(run: Run) -> str:
     """In a worker: what the run says goes to a file beside its folder, since two would talk at once."""
-    log = run.folder.parent / "logs" / f"{run.key}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
+    with _log(run).open("a", encoding="utf-8") as file:
         sys.stdout.flush(), sys.stderr.flush()
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
