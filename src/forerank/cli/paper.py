@@ -37,7 +37,8 @@ Out = Annotated[
 DryRun = Annotated[
     bool,
     Parameter(
-        help="Check data and memory, print the plan and an estimate of time; train nothing.", negative=()
+        help="Check data, weights and memory, print the plan and an estimate of time; train nothing.",
+        negative=(),
     ),
 ]
 SideBySide = Annotated[
@@ -194,7 +195,7 @@ def _perform(
         text, ready = describe(study, room.plan_of(names, study), processes=processes, side_by_side=at_once)
         print(text)
         if not ready:
-            raise NotReadyError("this plan cannot start as it is: see the lines 'data' and 'memory' above")
+            raise NotReadyError("this plan cannot start as it is: see data, weights and memory above")
         return
 
     def show(product: "Product") -> None:

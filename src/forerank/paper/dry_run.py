@@ -4,11 +4,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forerank.errors import ForerankError
 from forerank.paper.runs import torchrun_command
 from forerank.paper.study import Run, Study
 from forerank.training.recipe import Recipe, recipe_text
+
+if TYPE_CHECKING:
+    from forerank.models import EmbeddingModel
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,8 @@ class Estimate:
 
     Attributes:
         data: one line on the data.
-        ready: whether the data is there and whole.
+        weights: one line on the weights that training starts from.
+        ready: whether the weights and every file of the data are there.
         train_images, test_images: counted, or published if the data is not there.
         activation_bytes: memory of one image on its way forward, kept for the way back (measured).
         fixed_bytes: weights, gradients and Adam's two moments.
@@ -27,6 +32,7 @@ class Estimate:
     """
 
     data: str
+    weights: str
     ready: bool
     train_images: int
     test_images: int
@@ -71,7 +77,6 @@ def estimate(study: Study, run: Run) -> Estimate:
     """Measure what can be measured here: the data, one image's memory, a few timed steps."""
     import torch
 
-    from forerank.models import create_model
     from forerank.training.prepare import open_parts
 
     recipe = run.recipe
@@ -81,33 +86,49 @@ def estimate(study: Study, run: Run) -> Estimate:
         told = ", ".join(
             f"{name} {images:,} images of {classes:,} classes" for name, (images, classes) in counted.items()
         )
-        data, ready = f"{study.on}: {told}", True
+        absent = [file for table in parts.values() for file in table.files if not file.is_file()]
+        data, ready = f"{study.on}: {told}", not absent
+        if absent:
+            data = f"{study.on} is not ready: {len(absent):,} image files are missing, the first {absent[0]}"
         train_images, test_images = counted["train"][0], counted["test"][0]
     except ForerankError as error:
         data, ready = f"{study.on} is not ready: {error}", False
         train_images, test_images = _published_counts(study.on)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = create_model(
-        recipe.model.backbone,
-        embedding_dim=recipe.model.embedding_dim,
-        pooling=recipe.model.pooling,
-        layer_norm=recipe.model.layer_norm,
-        pretrained=False,
-        freeze_batch_norm=recipe.model.freeze_batch_norm,
-    ).to(device)
+    try:
+        model = _model(recipe, recipe.model.pretrained)
+        weights = f"of {recipe.model.backbone}: there"
+    except ForerankError as error:
+        model = _model(recipe, pretrained=False)  # as large and as fast as the one it stands for
+        weights, ready = f"are not there: {error}", False
+    model = model.to(device)
     size, channels = model.preprocessing.size, model.preprocessing.channels
     images = torch.zeros(4 if size > 64 else 56, channels, size, size, device=device)  # small ones together
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    parameter_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     return Estimate(
         data,
+        weights,
         ready,
         train_images,
         test_images,
         _activation_bytes(model, images) // len(images),
-        4 * weights,
+        4 * parameter_bytes,
         _seconds_a_step(model, images) / len(images),
         device,
         _available_bytes(device),
+    )
+
+
+def _model(recipe: Recipe, pretrained: bool) -> "EmbeddingModel":
+    from forerank.models import create_model
+
+    return create_model(
+        recipe.model.backbone,
+        embedding_dim=recipe.model.embedding_dim,
+        pooling=recipe.model.pooling,
+        layer_norm=recipe.model.layer_norm,
+        pretrained=pretrained,
+        freeze_batch_norm=recipe.model.freeze_batch_norm,
     )
 
 
@@ -125,22 +146,22 @@ def describe(
     needed = found.bytes_needed(recipe, processes)
     together = needed * (processes if found.device == "cpu" else 1) * side_by_side
     fits = together <= 0.8 * found.available_bytes
-    gib = 2**30
     lines = [
         f"data      {found.data}",
+        f"weights   {found.weights}",
         f"runs      {len(plan)}, of which {len(done)} are there and {len(left)} to do",
         f"steps     {found.steps(recipe):,} of {recipe.batch.batch_size} images each",
-        f"memory    {needed / gib:.1f} GiB a process for {recipe.batch.batch_size} images over {processes} "
-        f"process{'es' if processes > 1 else ''} ({found.activation_bytes / 2**20:.0f} MiB an image, "
+        f"memory    {_size(needed)} a process for {recipe.batch.batch_size} images over {processes} "
+        f"process{'es' if processes > 1 else ''} ({_size(found.activation_bytes)} an image, "
         "measured); "
-        f"{found.available_bytes / gib:.1f} GiB free on this {found.device}"
+        f"{_size(found.available_bytes)} free on this {found.device}"
         + ("" if fits else f"; too much: add --set batch.micro_batch={found.fitting_micro_batch(processes)}"),
         f"time      {_time(found, left, [r['seconds'] for r in done], processes, side_by_side)}",
     ]
     if found.device == "cpu" and not study.setting.quick:
         total = sum(found.steps(run.recipe) * (run.recipe.batch.batch_size or 112) for run in left)
         lines.append(
-            f"          {total / 1e6:.0f} million images to train on: on a GPU that takes 400 a second "
+            f"          {total:,} images to train on: on a GPU that takes 400 a second "
             f"{_duration(total / 400)}, on eight of them {_duration(total / 3200)}"
         )
     marks = [f"  {'done ' if run.result() else '     '}{run.title}  ({run.key})" for run in plan]
@@ -201,18 +222,18 @@ def _activation_bytes(model: "torch.nn.Module", images: "torch.Tensor") -> int: 
     return sum(kept.values())
 
 
-def _seconds_a_step(model: "torch.nn.Module", images: "torch.Tensor", repeats: int = 3) -> float:  # type: ignore[name-defined]  # noqa: F821
-    """Forward and backward, the fastest of a few."""
+def _seconds_a_step(model: "torch.nn.Module", images: "torch.Tensor", budget: float = 3.0) -> float:  # type: ignore[name-defined]  # noqa: F821
+    """Forward and backward, the fastest of up to ten after a first that warms up, or of `budget` seconds."""
     import torch
 
-    fastest = float("inf")
-    for _ in range(repeats):
+    taken: list[float] = []
+    while len(taken) < 3 or (len(taken) < 11 and sum(taken) < budget):
         began = time.perf_counter()
         model(images).sum().backward()
         if images.is_cuda:
             torch.cuda.synchronize()
-        fastest = min(fastest, time.perf_counter() - began)
-    return fastest
+        taken.append(time.perf_counter() - began)
+    return min(taken[1:])
 
 
 def _available_bytes(device: str) -> int:
@@ -227,6 +248,16 @@ def _available_bytes(device: str) -> int:
         import os
 
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _size(count: float) -> str:
+    """
+    >>> _size(3 * 2**30), _size(50_000_000), _size(300_000)
+    ('3.0 GiB', '48 MiB', '293 KiB')
+    """
+    if count >= 2**30:
+        return f"{count / 2**30:.1f} GiB"
+    return f"{count / 2**20:.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
 
 
 def _duration(seconds: float) -> str:
