@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 # A figure as tables show it: 12, 87.3, +1.2, 1,024, 5e-4, 3.1 ± 0.2, 99%, 1.3x, or a dash for none.
-_NUMBER = re.compile(r"[-+]?\d|[-–—]?$")
+_NUMBER = re.compile(r"[-+−]?\d[-+−±–\d.,/()\[\] %xe×]*|[-–—]?")
 
 
 def say(message: str = "") -> None:
@@ -20,7 +20,18 @@ def say(message: str = "") -> None:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output, for machines."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    # A file's name that is not UTF-8 becomes an escape of JSON, which reads back as the same name.
+    print(text.encode("utf-8", "backslashreplace").decode())
+
+
+def is_text(name: str) -> bool:
+    """Whether a file's name can be written down: Linux also allows names that are not UTF-8.
+
+    >>> is_text("naïve.jpg"), is_text(b"\\xff.jpg".decode("utf-8", "surrogateescape"))
+    (True, False)
+    """
+    return name.isascii() or name.encode("utf-8", "ignore").decode() == name
 
 
 def progress(items: Iterable[T], title: str, total: int | None = None) -> Iterator[T]:
@@ -83,10 +94,15 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str
     ------  ----  ------
     before  60.1  pixels
     after    7.3  -
+    >>> print(format_table(["label", "images"], [["001.Albatross", "60"], ["2.Auk", "9"]]))
+    label          images
+    -------------  ------
+    001.Albatross      60
+    2.Auk               9
     """
     cells = [[str(c) for c in header], *[[str(c) for c in row] for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    numeric = [all(_NUMBER.match(row[i]) for row in cells[1:]) for i in range(len(header))]
+    numeric = [all(_NUMBER.fullmatch(row[i]) for row in cells[1:]) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
         padded = (

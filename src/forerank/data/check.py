@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from PIL import Image
 from forerank.console import format_table, progress
 from forerank.data.decode import BadImageError, open_header, read_image
 from forerank.data.table import SPLITS, Table
+from forerank.data.threads import map_in_threads
 
 ENDINGS_OF_FORMAT = {
     "JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"},
@@ -125,19 +125,21 @@ def check_table(
         notes=list(table.notes),
     )
     files = table.files
-    with ThreadPoolExecutor(max_workers=workers or max(4, os.cpu_count() or 1)) as pool:
-        looks = pool.map(lambda file: _look(file, pixels), files)
-        seen = list(progress(looks, "reading images" if pixels else "reading headers", total=len(files)))
-        _headers(found, table, seen)
-        usable = [i for i, s in enumerate(seen) if s.reason is None]
-        if pixels:
-            content = {i: seen[i].content for i in usable}
-        else:
-            # Equal files have equal sizes, so most files need not be read at all.
-            sizes = Counter(seen[i].bytes for i in usable)
-            doubtful = [i for i in usable if sizes[seen[i].bytes] > 1]
-            digests = pool.map(lambda i: hashlib.blake2b(files[i].read_bytes()).hexdigest(), doubtful)
-            content = dict(zip(doubtful, progress(digests, "comparing", total=len(doubtful)), strict=True))
+    workers = workers or max(4, os.cpu_count() or 1)
+    looks = map_in_threads(lambda file: _look(file, pixels), files, workers=workers)
+    seen = list(progress(looks, "reading images" if pixels else "reading headers", total=len(files)))
+    _headers(found, table, seen)
+    usable = [i for i, s in enumerate(seen) if s.reason is None]
+    if pixels:
+        content = {i: seen[i].content for i in usable}
+    else:
+        # Equal files have equal sizes, so most files need not be read at all.
+        sizes = Counter(seen[i].bytes for i in usable)
+        doubtful = [i for i in usable if sizes[seen[i].bytes] > 1]
+        digests = map_in_threads(
+            lambda i: hashlib.blake2b(files[i].read_bytes()).hexdigest(), doubtful, workers=workers
+        )
+        content = dict(zip(doubtful, progress(digests, "comparing", total=len(doubtful)), strict=True))
     _duplicates(found, table, content)
     _labels(found, table)
     return found

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import TypeAlias
@@ -17,6 +16,7 @@ from forerank.console import progress
 from forerank.data.decode import BadImageError, read_image
 from forerank.data.preprocessing import Preprocessing, evaluation_view, training_view
 from forerank.data.table import Table
+from forerank.data.threads import map_in_threads
 from forerank.errors import InputError, unknown
 
 Item: TypeAlias = tuple[torch.Tensor, int, int]  # image (C, H, W) float32, label id, row of the table
@@ -141,23 +141,21 @@ class _PixelCache:
 
         # Pillow decodes outside the GIL, but tiny pictures spend their time inside it: one thread is faster.
         tiny = n == 0 or (Path(dataset._files[0]).is_file() and Path(dataset._files[0]).stat().st_size < 4096)
-        with ThreadPoolExecutor(max_workers=1 if tiny else os.cpu_count()) as pool:
-            for index, found in enumerate(progress(pool.map(decode, range(n)), "decoding", total=n)):
-                if isinstance(found, BadImageError):
-                    if dataset.on_bad == "refuse":
-                        pool.shutdown(cancel_futures=True)
-                        raise found
-                    reasons[index] = found.reason
-                    continue
-                shapes[index] = found.shape[:2]
-                total += found.size
-                if total > CACHE_LIMIT:
-                    pool.shutdown(cancel_futures=True)
-                    raise InputError(
-                        f"{dataset.table.name}: the decoded pictures exceed {CACHE_LIMIT / 2**30:.0f} GiB "
-                        f"(after {index + 1:,} of {n:,}): use cache=False"
-                    )
-                parts.append(found.reshape(-1))
+        decoded = map_in_threads(decode, range(n), workers=1 if tiny else os.cpu_count() or 1)
+        for index, found in enumerate(progress(decoded, "decoding", total=n)):
+            if isinstance(found, BadImageError):
+                if dataset.on_bad == "refuse":
+                    raise found
+                reasons[index] = found.reason
+                continue
+            shapes[index] = found.shape[:2]
+            total += found.size
+            if total > CACHE_LIMIT:
+                raise InputError(
+                    f"{dataset.table.name}: the decoded pictures exceed {CACHE_LIMIT / 2**30:.0f} GiB "
+                    f"(after {index + 1:,} of {n:,}): use cache=False"
+                )
+            parts.append(found.reshape(-1))
         cache = cls(shapes, np.concatenate(parts) if parts else np.zeros(0, np.uint8), reasons)
         cache.channels = channels
         cache.ends = np.cumsum(shapes.prod(axis=1) * channels)

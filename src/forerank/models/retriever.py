@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forerank.console import progress_bar
+from forerank.console import is_text, progress_bar
 from forerank.data.decode import EXTENSIONS, BadImageError, ImageSource, read_image
 from forerank.data.preprocessing import evaluation_view
+from forerank.data.threads import map_in_threads
 from forerank.errors import InputError, unknown
 from forerank.models.backbones import is_name
 from forerank.models.embedding import EmbeddingModel, create_model, saved_folder
@@ -102,21 +103,13 @@ class Retriever:
         self, images: Sequence[ImageSource], on_bad: str
     ) -> Iterator[tuple[int, list[Tensor | None]]]:
         """(first row, views) of batch after batch; threads decode the next ones while the network works."""
-        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-            sources = iter(images)
-            waiting: list[Future[Tensor | None]] = []
-            start = 0
-            try:
-                while True:
-                    ahead = islice(sources, 2 * self.batch_size - len(waiting))
-                    waiting += [pool.submit(self._view, source, on_bad) for source in ahead]
-                    if not waiting:
-                        return
-                    ready, waiting = waiting[: self.batch_size], waiting[self.batch_size :]
-                    yield start, [future.result() for future in ready]
-                    start += len(ready)
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+        workers = min(8, os.cpu_count() or 1, len(images))
+        views = map_in_threads(
+            lambda source: self._view(source, on_bad), images, workers=workers, ahead=2 * self.batch_size
+        )
+        with closing(views):  # an interrupted caller does not leave threads decoding
+            for start in range(0, len(images), self.batch_size):
+                yield start, list(islice(views, self.batch_size))
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -170,7 +163,11 @@ def embed_files(
         raise InputError(f"the output should end in .npy, not {output.name!r}")
     if not output.resolve().parent.is_dir():
         raise InputError(f"no folder {output.resolve().parent} to write {output.name} into")
-    files = [file for source in images for file in find_images(source)]
+    found = [file for source in images for file in find_images(source)]
+    files = [file for file in found if is_text(str(file))]
+    if len(files) < len(found) and on_bad == "refuse":
+        nameless = next(file for file in found if not is_text(str(file)))
+        raise InputError(f"{nameless}: the name is not UTF-8: rename the file, or leave it out (skip)")
     vectors = retriever().embed(files, on_bad=on_bad)
     good = ~np.isnan(vectors[:, 0])
     kept = vectors[good]
@@ -182,7 +179,8 @@ def embed_files(
 
     write_atomically(output, write_vectors)
     write_atomically(output.with_suffix(".txt"), lambda file: _write_text(file, paths))
-    return (len(kept), kept.shape[1]), [file for file, fine in zip(files, good, strict=True) if not fine]
+    written = {file for file, fine in zip(files, good, strict=True) if fine}
+    return (len(kept), kept.shape[1]), [file for file in found if file not in written]
 
 
 def _write_text(file: Path, text: str) -> None:
