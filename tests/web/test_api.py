@@ -139,3 +139,51 @@ def test_the_same_page_on_milvus(tmp_path, shapes, retriever, index, picture):
         assert "<svg" in client.get(f"/api/rows/{number}/penalties").json()["figure"]
         assert client.get("/images/12345").status_code == 404
     stored.close()
+
+
+def test_an_indexed_photograph_that_is_uploaded_finds_itself(tmp_path, retriever):
+    """Large JPEG files are decoded at a fraction: an upload must take the same way as the index did."""
+    from PIL import Image
+
+    from forerank.search import Index, build_index
+
+    rng = np.random.default_rng(0)
+    for name in ("one", "two"):
+        noise = Image.fromarray(rng.integers(0, 256, (150, 180, 3), dtype=np.uint8))
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        noise.resize((1440, 1200), Image.Resampling.NEAREST).save(tmp_path / f"photos/{name}.jpg")
+    build_index(retriever, tmp_path / "photos", tmp_path / "index")
+    opened = Index.open(tmp_path / "index", model=retriever)
+    with TestClient(create_app(opened), base_url="http://localhost") as client:
+        data = (tmp_path / "photos/one.jpg").read_bytes()
+        hit = client.post("/api/search", content=data).json()["hits"][0]
+    assert (hit["path"], hit["similarity"]) == ("one.jpg", pytest.approx(1, abs=2e-6))
+
+
+def test_few_uploads_are_decoded_at_once(index, picture, monkeypatch):
+    """A full-size picture takes a hundred megabytes and more: however many are sent, few are in memory."""
+    import threading
+    import time
+    from concurrent.futures import ThreadPoolExecutor
+
+    from forerank.web import app
+
+    inside, most, lock = 0, 0, threading.Lock()
+
+    def counted(*arguments, real=app.decode):
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.05)
+        try:
+            return real(*arguments)
+        finally:
+            with lock:
+                inside -= 1
+
+    monkeypatch.setattr(app, "decode", counted)
+    with TestClient(create_app(index), base_url="http://localhost") as client, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: client.post("/api/search", content=picture()), range(8)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert most == 2

@@ -305,3 +305,13 @@ def test_names_with_markup_are_shown_as_text(tmp_path, retriever, serving):
         figure = httpx.get(f"{site}/api/rows/0/penalties").json()["figure"]
     assert "<img" not in figure
     assert "&lt;img" in figure
+
+
+def test_the_address_listened_on_is_answered_to(index):
+    from starlette.testclient import TestClient
+
+    from forerank.web.app import create_app
+
+    with TestClient(create_app(index, host="127.0.0.2"), base_url="http://127.0.0.2:8000") as client:
+        assert client.get("/api/index").status_code == 200
+        assert client.get("/api/index", headers={"host": "evil.example"}).status_code == 421

@@ -43,9 +43,16 @@ def serve(
     upload_megapixels
         Largest picture that may be sent, in pixels.
     """
-    from forerank.errors import require
+    from forerank.errors import InputError, require
     from forerank.models import keep_freed_memory
 
+    if not 0 <= port <= 65535:
+        raise InputError(f"a port is a number from 0 to 65535, not {port}")
+    for option, size in (("megabytes", upload_megabytes), ("megapixels", upload_megapixels)):
+        if not 0 < size < 1e6:
+            raise InputError(f"--upload-{option} is a number above 0 and below a million, not {size}")
+    if images is not None and not images.is_dir():
+        raise InputError(f"--images {images} is not a folder")
     for module in ("fastapi", "uvicorn", "jinja2"):
         require(module)
     from forerank.search.index import Index

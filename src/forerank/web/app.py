@@ -44,18 +44,24 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    index: Index, *, title: str | None = None, limits: Limits | None = None, only_loopback: bool = True
+    index: Index,
+    *,
+    title: str | None = None,
+    limits: Limits | None = None,
+    only_loopback: bool = True,
+    host: str = "localhost",
 ) -> FastAPI:
-    """The page and API of an index as an ASGI application."""
+    """The page and API of an index as an ASGI application that listens on `host`."""
     limits = limits or Limits()
     name = title or Path(index.engine.address.rpartition(":")[2]).name
     app = FastAPI(title=f"Forerank: {name}", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Guard, only_loopback=only_loopback)
+    app.add_middleware(Guard, only_loopback=only_loopback, host=host)
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     templates = Jinja2Templates(directory=HERE / "templates")
     pictures = Pictures(index)
     index.find = Together(index.engine.search)
     model_in_use = threading.Lock()  # one forward pass at a time: it already uses every core
+    decoding = threading.Semaphore(2)  # so many full-size pictures are in memory at once, and no more
     _answer_errors(app)
 
     def row_of(number: int) -> Row:
@@ -124,9 +130,12 @@ def create_app(
 
     def search_picture(data: bytes, k: int) -> SearchAnswer:
         started = time.perf_counter()
-        image = decode(data, limits)
         with model_in_use:
-            vectors = index.embed([image])
+            wanted = index.retriever.model.preprocessing
+        with decoding:
+            image = decode(data, limits, wanted)
+            with model_in_use:
+                vectors = index.embed([image])
         matches = index.search_vectors(vectors, k)[0]
         return _answer(matches, None, started)
 

@@ -35,18 +35,20 @@ class Guard:
     """ASGI middleware.
 
     A page on loopback must not answer to a foreign name: that is how a web site in the same browser could
-    read it (DNS rebinding). So while listening on loopback only loopback's names are accepted.
+    read it (DNS rebinding). So while listening on loopback only loopback's names and the address listened on
+    are accepted.
     """
 
-    def __init__(self, app: Any, *, only_loopback: bool) -> None:
+    def __init__(self, app: Any, *, only_loopback: bool, host: str = "localhost") -> None:
         self.app, self.only_loopback = app, only_loopback
+        self.names = LOOPBACK | {host}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")
-        if self.only_loopback and host_name(host) not in LOOPBACK:
+        if self.only_loopback and host_name(host) not in self.names:
             await _refuse(send)
             return
 

@@ -60,7 +60,7 @@ def serve_index(
     except OSError as error:
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror}. Try another --port.") from error
     port = listening.getsockname()[1]
-    app = create_app(index, title=title, limits=limits, only_loopback=only_loopback)
+    app = create_app(index, title=title, limits=limits, only_loopback=only_loopback, host=host)
     if not only_loopback:
         say(f"everybody who can reach {host} can search {len(index):,} images: there is no password")
     shown = f"[{host}]" if ":" in host else host

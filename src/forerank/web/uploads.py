@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from forerank.data import BadImageError, read_image
+from forerank.data import BadImageError, Preprocessing, read_image
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -48,9 +48,12 @@ async def read_body(request: "Request", limits: Limits) -> bytes:
     return bytes(body)
 
 
-def decode(body: bytes, limits: Limits) -> Image.Image:
-    """The picture in some bytes, upright; what it is called or claims to be does not matter."""
+def decode(body: bytes, limits: Limits, wanted: Preprocessing) -> Image.Image:
+    """The picture in some bytes, upright; what it is called or claims to be does not matter.
+
+    It is decoded exactly as the index's own images were, so that an indexed file finds itself.
+    """
     try:
-        return read_image(body, max_pixels=limits.pixels)
+        return read_image(body, channels=wanted.channels, shrink_to=wanted.resize, max_pixels=limits.pixels)
     except BadImageError as error:
         raise RefusedUpload(400, f"this is not a picture that can be read: {error.reason}") from error
