@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from forerank.data import Table
 from forerank.errors import InputError
 from forerank.models import Retriever
 from forerank.search import Index, build_index, open_engine
@@ -134,6 +135,63 @@ def test_a_damaged_index_is_refused_by_name(tmp_path, model_folder, image_folder
     vectors.write_bytes(vectors.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"vectors\.npy is damaged"):
         Index.open(tmp_path / "index")
+
+
+def cut_vectors(index):
+    file = next(index.glob("generation-*/vectors.npy"))
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def spoil_rows(index):
+    file = next(index.glob("generation-*/rows.sqlite"))
+    file.write_bytes(b"x" * file.stat().st_size)
+
+
+DAMAGE = {
+    "vectors cut": cut_vectors,
+    "rows spoiled": spoil_rows,
+    "no meta data": lambda index: next(index.glob("generation-*/meta.json")).unlink(),
+    "no generation": lambda index: shutil.rmtree(next(index.glob("generation-*"))),
+    "pointer spoiled": lambda index: (index / "CURRENT").write_text("nonsense\n"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_damaged_is_said_and_built_anew_with_replace(tmp_path, model_folder, image_folder, damage):
+    build_index(model_folder, image_folder, tmp_path / "index")
+    DAMAGE[damage](tmp_path / "index")
+    with pytest.raises(InputError, match=r"damaged.*--replace builds it anew"):
+        Index.open(tmp_path / "index").search(image_folder / "class0/00.png")
+    with pytest.raises(InputError, match="--replace builds it anew"):
+        build_index(model_folder, image_folder, tmp_path / "index")
+    assert build_index(model_folder, image_folder, tmp_path / "index", replace=True).embedded == 12
+    same_as_from_scratch(tmp_path / "index", model_folder, image_folder)
+
+
+def test_what_is_no_plain_file_or_has_no_name_is_left_out(tmp_path, model_folder, image_folder):
+    os.mkfifo(image_folder / "class0" / "pipe.png")
+    (image_folder / "class1" / "nowhere.png").symlink_to(tmp_path / "gone.png")
+    nameless = os.fsencode(image_folder / "class2") + b"/\xff.png"
+    shutil.copy(image_folder / "class2" / "02.png", nameless)
+    paths = [file.relative_to(image_folder).as_posix() for file in sorted(image_folder.rglob("*.png"))]
+    table = Table(paths, [path.partition("/")[0] for path in paths], ["test"] * len(paths), root=image_folder)
+    report = build_index(model_folder, table, tmp_path / "index")
+    assert report.count == 12
+    assert report.skipped == {
+        "class0/pipe.png": "cannot be read: not a plain file",
+        "class1/nowhere.png": "cannot be read: No such file or directory",
+        "class2/\udcff.png": "its name is not UTF-8: rename it",
+    }
+
+
+def test_an_index_with_an_unreadable_image_is_up_to_date(address, model_folder, image_folder):
+    (image_folder / "class0/broken.png").write_bytes(b"not a picture")
+    assert build_index(model_folder, image_folder, address).changed
+    again = build_index(model_folder, image_folder, address)
+    assert not again.changed
+    assert "not an image" in again.skipped["class0/broken.png"]
+    shutil.copy(image_folder / "class0/00.png", image_folder / "class0/broken.png")
+    assert build_index(model_folder, image_folder, address).count == 13
 
 
 def test_a_folder_with_other_things_is_not_taken_for_an_index(model_folder, image_folder):

@@ -124,6 +124,14 @@ def test_pages_walk_through_everything_once(engine, fill, make_rows, random_vect
     assert engine.page(limit=100, text="%") == []
     assert engine.labels() == [f"class{i}" for i in range(4)]
     assert engine.labels("SS3") == ["class3"]
+    assert len(engine.page(limit=100, text="IMAGE00")) == 10
+
+
+def test_texts_are_found_in_any_case_and_any_script(engine, fill, make_rows, random_vectors):
+    fill(engine, make_rows(["ÄPFEL/1.jpg", "груша/2.jpg", "plain/Ünï.jpg"]), random_vectors(3))
+    for text, path in (("äpfel", "ÄPFEL/1.jpg"), ("ГРУША", "груша/2.jpg"), ("üNÏ", "plain/Ünï.jpg")):
+        assert [row.path for row in engine.page(text=text)] == [path]
+    assert engine.labels("äPF") == ["ÄPFEL"]
 
 
 def test_an_empty_index_answers(engine, fill, random_vectors, meta):

@@ -64,6 +64,33 @@ def test_a_half_loaded_index_says_so(tmp_path, make_rows, random_vectors, capsys
     engine.close()
 
 
+def test_an_update_that_was_killed_is_finished_by_the_next(tmp_path, model_folder, image_folder):
+    """A changed image was stored, its old row not yet deleted: both have the same path."""
+    from PIL import Image
+
+    from forerank.search import build_index
+    from forerank.search.rows import Row, hash_file
+
+    address = f"milvus:{tmp_path / 'killed.db'}"
+    build_index(model_folder, image_folder, address)
+    file = image_folder / "class0" / "00.png"
+    Image.new("L", (32, 32), 99).save(file)
+    content, state = hash_file(file)
+    engine = open_engine(address)
+    fingerprint = engine.meta()["model"]["fingerprint"]
+    with engine.update(16, fingerprint) as update:
+        row = Row("class0/00.png", "class0", content, state.st_size, state.st_mtime_ns)
+        update.put([row], np.eye(1, 16, dtype=np.float32))
+    assert engine.count() == 13
+    assert engine.meta()["complete"] is False
+    engine.close()
+    assert build_index(model_folder, image_folder, address).count == 12
+    engine = open_engine(address)
+    assert engine.count() == 12
+    assert engine.meta()["complete"] is True
+    engine.close()
+
+
 def test_another_process_has_the_file(tmp_path, fill, make_rows, random_vectors):
     import subprocess
     import sys

@@ -2,20 +2,20 @@
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forerank.console import progress, progress_bar, say
+from forerank.console import is_text, progress, progress_bar, say
 from forerank.data import Table
+from forerank.data.threads import map_in_threads
 from forerank.errors import InputError
 from forerank.search.engine import Update, open_engine
 from forerank.search.images import Images, list_images
 from forerank.search.model import fingerprint, refuse_other_model
-from forerank.search.rows import Row, hash_bytes, hash_file
+from forerank.search.rows import Row, hash_bytes, hash_file, open_plain
 
 if TYPE_CHECKING:
     from forerank.models import Retriever
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 PART = 256
 # A file changed this shortly before it was looked at may change again without its time showing it.
 RACY_NANOSECONDS = 2_000_000_000
+# Why a file is left out this time, but not because of what is in it.
+GONE = "can no longer be read; run the command again"
+CHANGED = "changed while it was being indexed; run the command again"
+PASSING = (GONE, CHANGED)
 
 
 @dataclass
@@ -75,7 +79,7 @@ def build_index(
         address: a folder, or `milvus:...`.
         split: which part of a data set: "train", "validation", "test" or "all".
         approximate: whether to have an approximate index (local folder only); None: where it pays.
-        replace: build anew with another model (local folder only).
+        replace: build anew, with another model or where the old index is damaged (local folder only).
         rehash: read every file again instead of trusting size and time of the unchanged ones.
         on_bad: "skip" leaves unreadable images out and reports them; "refuse" stops at the first.
         part: images between two points from which an interrupted run goes on.
@@ -95,21 +99,30 @@ def build_index(
     started = time.perf_counter()
     from forerank.models import Retriever, save_model
 
+    engine = open_engine(address, approximate=approximate)  # first: a wrong place is told at once
     retriever = model if isinstance(model, Retriever) else Retriever.load(model)
     source = _source(model)
     identity = fingerprint(retriever.model)
     wanted = list_images(images, split)
-    engine = open_engine(address, approximate=approximate)
     try:
-        old = engine.meta()
+        try:
+            old = engine.meta()
+            known = engine.catalogue() if old is not None else {}
+        except InputError:
+            if not replace:
+                raise
+            old, known = None, {}  # damaged: nothing of it counts
         if old is not None and not replace:
             instead = "Give --replace to build it anew, or another place."
             refuse_other_model(str(address), old["model"], identity, source, instead)
-        known = engine.catalogue() if old is not None else {}
         report = BuildReport(str(address))
         scanned = time.time_ns()
         trust = 0 if rehash or old is None else int(old.get("scanned", 0))
         rows = _look(wanted, known, trust, report, on_bad)
+        same_model = old is not None and old["model"]["fingerprint"] == identity
+        bad_before = old.get("bad", {}) if old is not None and same_model and not rehash else {}
+        bad = {row.content: bad_before[row.content] for row in rows if row.content in bad_before}
+        rows = _leave_out_bad(rows, bad, report, on_bad)
         meta = {
             **(old or {}),
             "model": {"fingerprint": identity, "source": source, "name": _name(model, retriever)},
@@ -117,7 +130,7 @@ def build_index(
             "scanned": scanned,
             "labelled": any(row.label for row in rows),
         }
-        if old is not None and old["model"]["fingerprint"] != identity:
+        if not same_model:
             meta.pop("threshold", None)  # similarities of another model mean something else
         if _up_to_date(old, known, rows, meta, approximate):
             report.count, report.kept, report.changed = len(rows), len(rows), False
@@ -125,8 +138,11 @@ def build_index(
         else:
             with engine.update(retriever.dim, identity) as update:
                 finished = known if old is not None and old.get("complete", True) else {}
-                rows = _embed(update, retriever, wanted.root, rows, finished, report, on_bad, part)
+                new_bad = _embed(update, retriever, wanted.root, rows, finished, report, part)
+                rows = _leave_out_bad(rows, new_bad, report, on_bad)
                 meta["labelled"] = any(row.label for row in rows)
+                # Contents that no model will ever see need not be tried again.
+                meta["bad"] = bad | {c: why for c, why in new_bad.items() if why not in PASSING}
                 update.finish(rows, meta, lambda folder: save_model(retriever.model, folder))
             report.count = len(rows)
             now = {row.path for row in rows}
@@ -160,6 +176,8 @@ def _look(
 
     def look(item: tuple[str, str]) -> Row | str:
         path, label = item
+        if not (is_text(path) and is_text(label)):
+            return "its name is not UTF-8: rename it"
         file, before = wanted.root / path, known.get(path)
         try:
             state = file.stat()
@@ -167,20 +185,27 @@ def _look(
             if before is not None and same and state.st_mtime_ns < trusted_until - RACY_NANOSECONDS:
                 return Row(path, label, before.content, before.size, before.modified)
             content, state = hash_file(file)
-        except (InputError, OSError) as error:
-            return str(error)
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
         return Row(path, label, content, state.st_size, state.st_mtime_ns)
 
     items = list(zip(wanted.paths, wanted.labels, strict=True))
     rows = []
-    with ThreadPoolExecutor(8) as pool:
-        looked = progress(pool.map(look, items, chunksize=64), "looking at files", len(items))
-        for (path, _), found in zip(items, looked, strict=True):
-            if isinstance(found, Row):
-                rows.append(found)
-            else:
-                _leave_out(report, path, found, on_bad)
+    looked = progress(map_in_threads(look, items, workers=8), "looking at files", len(items))
+    for (path, _), found in zip(items, looked, strict=True):
+        if isinstance(found, Row):
+            rows.append(found)
+        else:
+            _leave_out(report, path, found, on_bad)
     return rows
+
+
+def _leave_out_bad(rows: Sequence[Row], bad: dict[str, str], report: BuildReport, on_bad: str) -> list[Row]:
+    """The rows whose content is not among the bad ones."""
+    for row in rows:
+        if row.content in bad:
+            _leave_out(report, row.path, bad[row.content], on_bad)
+    return [row for row in rows if row.content not in bad]
 
 
 def _leave_out(report: BuildReport, path: str, reason: str, on_bad: str) -> None:
@@ -199,7 +224,8 @@ def _up_to_date(
     approximate: bool | None,
 ) -> bool:
     """Whether a finished index already holds exactly these rows."""
-    if old is None or not old.get("complete", True) or len(known) != len(rows):
+    # Counted too: a load into Milvus that was killed may have left two rows of one path.
+    if old is None or not old.get("complete", True) or not len(known) == len(rows) == old["count"]:
         return False
     if old["model"]["fingerprint"] != meta["model"]["fingerprint"] or old.get("root") != meta["root"]:
         return False
@@ -219,10 +245,9 @@ def _embed(
     rows: Sequence[Row],
     known: dict[str, Row],
     report: BuildReport,
-    on_bad: str,
     part: int,
-) -> list[Row]:
-    """Store the vector of every content that has none yet; the rows that are fit for the index."""
+) -> dict[str, str]:
+    """Store the vector of every content that has none yet; content -> why, of those that can have none."""
     stored = update.stored()
     before = {row.content for row in known.values()} & stored
     new: dict[str, Row] = {}  # one file of each content is enough
@@ -243,13 +268,7 @@ def _embed(
                 update.put(good, vectors)
                 report.embedded += len(good)
             advance(len(chunk))
-    fit = []
-    for row in rows:
-        if row.content in bad:
-            _leave_out(report, row.path, bad[row.content], on_bad)
-        else:
-            fit.append(row)
-    return fit
+    return bad
 
 
 def _embed_part(
@@ -259,11 +278,12 @@ def _embed_part(
     sources: list[bytes] = []
     for row in rows:
         try:
-            data = (root / row.path).read_bytes()
-        except OSError as error:
-            data, bad[row.content] = b"", f"cannot be read: {error.strerror}"
+            with open_plain(root / row.path) as file:
+                data = file.read()
+        except OSError:
+            data, bad[row.content] = b"", GONE
         if data and hash_bytes(data) != row.content:
-            data, bad[row.content] = b"", "changed while it was being indexed; run the command again"
+            data, bad[row.content] = b"", CHANGED
         sources.append(data)
     vectors = retriever.embed(sources, progress=False, on_bad="skip")
     finite = [bool(row.all()) for row in np.isfinite(vectors)]

@@ -1,5 +1,6 @@
 """The local engine: a folder of memory-mapped vectors, exact search, an approximate index if it pays."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -42,6 +43,9 @@ class FolderEngine:
         self._opened: _Opened | None = None
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{address} is a file, not an index folder.")
+        above = next((p for p in self.folder.absolute().parents if p.exists()), None)
+        if above is not None and not above.is_dir():
+            raise InputError(f"{address}: {above} is a file, not a folder.")
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -103,18 +107,14 @@ class FolderEngine:
             conditions.append("label = ?")
             values.append(label)  # type: ignore[arg-type]
         if text:
-            conditions.append("(instr(lower(path), ?) OR instr(lower(label), ?))")
-            values += [text.lower(), text.lower()]  # type: ignore[list-item]
+            conditions.append("contains(path, label, ?)")
+            values.append(text.casefold())  # type: ignore[arg-type]
         return self._select(f"WHERE {' AND '.join(conditions)} ORDER BY id LIMIT ?", [*values, limit])
 
     def labels(self, text: str = "", limit: int = 50) -> list[str]:
-        with self._lock:
-            found = self._open().database.execute(
-                "SELECT DISTINCT label FROM rows WHERE label != '' AND instr(lower(label), ?) "
-                "ORDER BY label LIMIT ?",
-                [text.lower(), limit],
-            )
-            return [label for (label,) in found]
+        query = "SELECT DISTINCT label FROM rows WHERE label != '' AND contains(label, '', ?) "
+        found = self._execute(query + "ORDER BY label LIMIT ?", [text.casefold(), limit])
+        return [label for (label,) in found]
 
     def scan(self, batch: int = 8192) -> Iterator[tuple[list[Row], Vectors]]:
         opened = self._open()
@@ -126,11 +126,19 @@ class FolderEngine:
         return {row.path: row for row in self._select("ORDER BY id", [])}
 
     def _select(self, condition: str, values: Sequence[object]) -> list[Row]:
+        return list(
+            generation.to_rows(self._execute(f"SELECT {generation.COLUMNS} FROM rows {condition}", values))
+        )
+
+    def _execute(self, query: str, values: Sequence[object]) -> list[Any]:
         with self._lock:
-            cursor = self._open().database.execute(
-                f"SELECT {generation.COLUMNS} FROM rows {condition}", tuple(values)
-            )
-            return list(generation.to_rows(cursor))
+            opened = self._open()
+            try:
+                return opened.database.execute(query, tuple(values)).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise InputError(
+                    f"{opened.folder / 'rows.sqlite'} is damaged ({error}): {generation.AGAIN}"
+                ) from error
 
     def model_folder(self) -> Path | None:
         folder = self._open().folder / "model"
@@ -172,7 +180,10 @@ class FolderEngine:
         with self._writing():
             generation.sweep(self.folder)
             self.close()
-            opened = _open_current(self.folder)
+            try:
+                opened = _open_current(self.folder)
+            except InputError:
+                opened = None  # damaged: nothing is taken over from it
             journal = Journal(self.folder / JOURNAL, dim, model)
             update = _FolderUpdate(self, dim, model, opened, journal)
             try:
@@ -210,9 +221,12 @@ def _open_current(index: Path) -> _Opened | None:
             return None
         try:
             return _Opened(folder)
-        except (FileNotFoundError, InputError, sqlite3.OperationalError):
-            if attempt == 9 or generation.current(index) == folder:
+        except (OSError, ValueError, KeyError, sqlite3.DatabaseError) as error:
+            if attempt < 9 and generation.current(index) != folder:
+                continue
+            if isinstance(error, InputError):
                 raise
+            raise InputError(f"the index in {index} is damaged ({error}): {generation.AGAIN}") from error
     return None
 
 
@@ -226,8 +240,9 @@ class _FolderUpdate:
         self._old_vectors: Vectors | None = None
         self._old_position: dict[str, int] = {}
         if old is not None and old.meta["model"]["fingerprint"] == model:
-            self._old_vectors = old.vectors
-            self._old_position = dict(old.database.execute("SELECT content, id FROM rows"))
+            with contextlib.suppress(sqlite3.DatabaseError):  # damaged: everything is embedded anew
+                self._old_position = dict(old.database.execute("SELECT content, id FROM rows"))
+                self._old_vectors = old.vectors
 
     def stored(self) -> set[str]:
         return self._journal.contents() | set(self._old_position)

@@ -19,6 +19,7 @@ from forerank.search.rows import Row
 
 FORMAT = 1
 CURRENT = "CURRENT"
+AGAIN = "forerank index with --replace builds it anew."
 COLUMNS = "id, path, label, content, size, modified"
 
 
@@ -58,14 +59,14 @@ def current(index: Path) -> Path | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     if not name.startswith("generation-") or "/" in name:
-        raise InputError(f"{index / CURRENT} is damaged: it names {name[:40]!r}. Build the index again.")
+        raise InputError(f"{index / CURRENT} is damaged: it names {name[:40]!r}: {AGAIN}")
     return index / name
 
 
 def publish(index: Path, built: Path) -> Path:
     """Put a finished, temporary folder in force and remove what it replaces."""
-    before = current(index)
-    number = int(before.name.rpartition("-")[2]) + 1 if before else 1
+    before = [int(found.name.rpartition("-")[2]) for found in index.glob("generation-*")]
+    number = max(before, default=0) + 1
     target = index / f"generation-{number:06d}"
     sync_tree(built)
     built.rename(target)
@@ -77,7 +78,10 @@ def publish(index: Path, built: Path) -> Path:
 
 def sweep(index: Path) -> None:
     """Remove what a killed update left behind, and generations no longer in force."""
-    keep = current(index)
+    try:
+        keep = current(index)
+    except InputError:
+        keep = None  # the pointer is damaged, and whoever writes here builds everything anew
     for folder in index.iterdir():
         if folder.name.startswith(("generation-", "building-")) and folder != keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -89,7 +93,7 @@ def read_meta(generation: Path) -> Meta:
     try:
         meta: Meta = json.loads(where.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InputError(f"{where} is not readable JSON ({error}). Build the index again.") from error
+        raise InputError(f"{where} is not readable JSON ({error}): {AGAIN}") from error
     if meta.get("format") != FORMAT:
         raise InputError(
             f"{generation.parent} has index format {meta.get('format')!r}; this version reads {FORMAT}. "
@@ -99,8 +103,7 @@ def read_meta(generation: Path) -> Meta:
         actual = (generation / name).stat().st_size if (generation / name).exists() else None
         if actual != size:
             raise InputError(
-                f"{generation / name} is damaged: it has {actual} bytes instead of {size}. "
-                "Build the index again."
+                f"{generation / name} is damaged: it has {actual} bytes instead of {size}: {AGAIN}"
             )
     return meta
 
@@ -125,7 +128,14 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 def open_rows(path: Path) -> sqlite3.Connection:
     """The rows of a generation, read-only; the caller serialises its use."""
     address = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
-    return sqlite3.connect(address, uri=True, check_same_thread=False)
+    database = sqlite3.connect(address, uri=True, check_same_thread=False)
+    # SQLite's own lower() knows ASCII only.
+    database.create_function("contains", 3, _contains, deterministic=True)
+    return database
+
+
+def _contains(path: str, label: str, folded: str) -> bool:
+    return folded in path.casefold() or folded in label.casefold()
 
 
 def to_rows(cursor: Iterable[tuple[int, str, str, str, int, int]]) -> Iterator[Row]:

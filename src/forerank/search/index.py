@@ -86,7 +86,7 @@ class Index:
         if meta is None:
             raise InputError(f"there is no index at {engine.address}: build one with forerank index.")
         if not meta.get("complete", True):
-            say(f"{engine.address} is only partly loaded: run the same forerank index command again.")
+            say(f"{engine.address} is only partly loaded: run forerank index again, unless it is running.")
         self.engine = engine
         self.meta: Meta = meta
         self.root = root or Path(meta.get("root", "."))

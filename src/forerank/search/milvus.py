@@ -26,6 +26,7 @@ from forerank.search.rows import LARGEST_ID, Row, id_of
 T = TypeVar("T")
 FORMAT = 1
 FIELDS = ["id", "path", "label", "content", "size", "modified"]
+LONGEST_META = 65_535
 MOST_NEIGHBOURS = 16_384  # Milvus' own limit
 BATCH_BYTES = 8 * 2**20  # of vectors in one request; Milvus takes 64 MB
 ATTEMPTS = 7  # waits of 0.25, 0.5, ... 16 s: half a minute in all
@@ -109,7 +110,10 @@ class MilvusEngine:
         return {**meta, "count": self.count(), "approximate": None}
 
     def _write_meta(self, meta: Meta) -> None:
-        row = {"id": 1, "body": json.dumps({**meta, "format": FORMAT}), "vector": [1.0, 0.0]}
+        body = json.dumps({**meta, "format": FORMAT})
+        if len(body) > LONGEST_META:  # very many unreadable images: they are then tried again each time
+            body = json.dumps({**meta, "bad": {}, "format": FORMAT})
+        row = {"id": 1, "body": body, "vector": [1.0, 0.0]}
         self._call("upsert", self._name + "_meta", [row])
 
     def change_meta(self, changes: Meta) -> None:
@@ -162,21 +166,20 @@ class MilvusEngine:
         condition = f"id > {int(after)}"
         if label is not None:
             condition += f" and label == {_quoted(label)}"
-        if text:
-            # The pattern may let too much through (wildcards cannot be escaped everywhere): checked below.
-            pattern = _quoted("%" + "".join("_" if c in "%_\\" else c for c in text) + "%")
-            condition += f" and (path like {pattern} or label like {pattern})"
-        rows: list[Row] = []
-        for batch in self._iterate(condition, FIELDS, max(limit, 16)):
-            rows += [r for r in map(_row, batch) if text in r.path or text in r.label]
+        # Milvus compares letters as they are written; so texts are compared here, as the local engine does.
+        folded, rows = text.casefold(), list[Row]()
+        for batch in self._iterate(condition, FIELDS, 4000 if text else max(limit, 16)):
+            rows += [
+                r for r in map(_row, batch) if folded in r.path.casefold() or folded in r.label.casefold()
+            ]
             if len(rows) >= limit:
                 break
         return rows[:limit]
 
     def labels(self, text: str = "", limit: int = 50) -> list[str]:
-        found: set[str] = set()
+        found, folded = set[str](), text.casefold()
         for batch in self._iterate('label != ""', ["id", "label"], 1000):
-            found |= {record["label"] for record in batch if text.lower() in record["label"].lower()}
+            found |= {record["label"] for record in batch if folded in record["label"].casefold()}
             if len(found) >= limit:
                 break
         return sorted(found)[:limit]
@@ -227,8 +230,10 @@ class MilvusEngine:
             )
         if meta is None:
             self._create(dim)
-            # Said before the first row: whoever opens a half-loaded index learns that it is one.
-            self._write_meta({"dim": dim, "model": {"fingerprint": model}, "complete": False})
+            meta = {"dim": dim, "model": {"fingerprint": model}}
+        # Said before the first row: whoever opens a half-loaded index learns that it is one, and a run after
+        # one that was killed finishes what that one began.
+        self._write_meta({**meta, "complete": False})
         yield _MilvusUpdate(self, dim)
 
     def _create(self, dim: int) -> None:
@@ -241,7 +246,7 @@ class MilvusEngine:
                 {"path": 8192, "label": 4096, "content": 64},
                 "AUTOINDEX" if self._remote else "FLAT",
             ),
-            (self._name + "_meta", 2, {"body": 65_535}, "FLAT"),
+            (self._name + "_meta", 2, {"body": LONGEST_META}, "FLAT"),
         ):
             if self._call("has_collection", name):
                 continue

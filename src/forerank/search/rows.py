@@ -2,10 +2,10 @@
 
 import hashlib
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
-
-from forerank.errors import InputError
+from typing import BinaryIO
 
 # Integers that a page's JavaScript and JSON readers hold exactly.
 LARGEST_ID = 2**53 - 1
@@ -32,16 +32,22 @@ def hash_bytes(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+def open_plain(path: Path) -> BinaryIO:
+    """Open a plain file; anything else (a pipe, whose other end may never write) raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "not a plain file")
+    return os.fdopen(descriptor, "rb")
+
+
 def hash_file(path: Path) -> tuple[str, os.stat_result]:
     """The content hash of a file and the file's state, both taken from one open file."""
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.blake2b(digest_size=16)
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-            return digest.hexdigest(), os.fstat(file.fileno())
-    except OSError as error:
-        raise InputError(f"cannot read the image {path}: {error.strerror}") from error
+    with open_plain(path) as file:
+        digest = hashlib.blake2b(digest_size=16)
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+        return digest.hexdigest(), os.fstat(file.fileno())
 
 
 def id_of(content: str, path: str) -> int:
