@@ -33,7 +33,7 @@ def make_run(tmp_path):
     return made
 
 
-def test_labels_spoiled_before_training_are_found(make_run, capsys):
+def test_labels_that_the_recipe_spoiled_are_found(make_run, capsys):
     run = make_run("data.noisy_labels=0.05")
     assert command(["audit", str(run)]) == 0
     said = capsys.readouterr().out
@@ -55,5 +55,12 @@ def test_spoiling_on_demand_and_json(make_run, capsys, tmp_path):
     answer = json.loads(capsys.readouterr().out)
     assert answer["checked"]["wrong"] == round(0.1 * answer["images"])
     assert answer["checked"]["recall"] > 0.75
-    assert (tmp_path / "out" / "audit.html").exists()
-    assert not (run / "audit.html").exists()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "audit-spoiled.csv",
+        "audit-spoiled.html",
+    ]
+    assert not list(run.glob("audit*"))
+    assert command(["audit", str(run), "--spoil", "0"]) == 2
+    (tmp_path / "taken").touch()
+    assert command(["audit", str(run), "-o", str(tmp_path / "taken")]) == 2
+    assert capsys.readouterr().err.count("\n") == 2

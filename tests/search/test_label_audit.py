@@ -122,7 +122,18 @@ def test_the_page_and_the_table(tmp_path):
         Image.new("L", (8, 8), int(path.split(".")[0]) % 256).save(tmp_path / path)
     markup = "<b>c</b>"
     names = np.array([markup if name == "c03" else name for name in table.label])
-    spoiled = noisy_labels(table.with_columns(label=names, root=tmp_path), 0.1, seed=0)
+    spoiled = noisy_labels(
+        table.with_columns(
+            label=names,
+            root=tmp_path,
+            split=["test" if i % 4 == 0 else "train" for i in range(30)],
+            is_query=[i % 2 == 0 for i in range(30)],
+            category=[f"kind {i % 3}" for i in range(30)],
+            box=[[0, 0, 1 + i % 8, 8] for i in range(30)],
+        ),
+        0.1,
+        seed=0,
+    )
     found = audit(vectors, spoiled)
     write_csv(found, tmp_path / "audit.csv")
     write_page(found, tmp_path / "audit.html", title="Audit", checked=score(found, spoiled.label != names))
@@ -132,6 +143,15 @@ def test_the_page_and_the_table(tmp_path):
         (~found.suspect).sum()
     )
     assert Table.read_csv(tmp_path / "audit.csv").label.tolist() == [row["label"] for row in rows]
+    # The table of the next training: it can lie anywhere, and nothing of the audited one is lost.
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "audit.csv").rename(tmp_path / "elsewhere" / "audit.csv")
+    again = open_table(tmp_path / "elsewhere" / "audit.csv")
+    assert all(file.is_file() for file in again.files)
+    by_name = {file.name: row for row, file in enumerate(again.files)}
+    rows_again = [by_name[path] for path in spoiled.path.tolist()]
+    for column in ("label", "split", "is_query", "category", "box"):
+        np.testing.assert_array_equal(getattr(again, column)[rows_again], getattr(spoiled, column))
     page = (tmp_path / "audit.html").read_text()
     assert markup not in page
     assert "Likely wrong labels" in page

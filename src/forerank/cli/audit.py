@@ -23,7 +23,8 @@ def audit(
 
     Writes audit.html (pictures: likely wrong labels, classes with several centres, confusing pairs) and
     audit.csv (every image, most suspicious first). If the run was trained on labels spoiled on purpose
-    (data.noisy_labels), or with --spoil, it prints how many of those were found.
+    (data.noisy_labels), or with --spoil, it prints how many of those were found; with --spoil the files are
+    audit-spoiled.html and audit-spoiled.csv, whose labels are not to be trained on.
 
     Examples:
 
@@ -55,6 +56,12 @@ def audit(
     from forerank.training.prepare import open_parts
     from forerank.training.recipe import load_recipe
 
+    if spoil is not None and not 0 < spoil < 1:
+        raise InputError(f"--spoil is a share of the labels, between 0 and 1, not {spoil}")
+    folder, name = output or run, "audit" if spoil is None else "audit-spoiled"
+    page, listed = folder / f"{name}.html", folder / f"{name}.csv"
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: give a folder to write the audit to")
     keep_freed_memory()
     embedded, recipe = embed_run(run, "train")
     table, truth = embedded.table, None
@@ -70,9 +77,8 @@ def audit(
     checked = None
     if truth is not None:
         checked = score(found, table.label != [truth[path] for path in table.path.tolist()])
-    folder = output or run
-    write_csv(found, folder / "audit.csv")
-    write_page(found, folder / "audit.html", title=f"Audit of {run.resolve().name}", checked=checked)
+    write_csv(found, listed)
+    write_page(found, page, title=f"Audit of {run.resolve().name}", checked=checked)
     if json:
         print_json(
             {
@@ -80,8 +86,8 @@ def audit(
                 "suspects": int(found.suspect.sum()),
                 "split_classes": len(found.split_classes),
                 "checked": None if checked is None else asdict(checked),
-                "page": str(folder / "audit.html"),
-                "csv": str(folder / "audit.csv"),
+                "page": str(page),
+                "csv": str(listed),
             }
         )
         return
@@ -91,4 +97,4 @@ def audit(
     )
     if checked is not None:
         print(checked)
-    say(f"look at them: {folder / 'audit.html'}; act on them: {folder / 'audit.csv'}")
+    say(f"look at them: {page}" + (f"; act on them: {listed}" if spoil is None else ""))

@@ -5,21 +5,13 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files as resources
 from pathlib import Path
+from typing import Any
 
+from forerank.data.table import BOX_COLUMNS
 from forerank.models.storage import write_atomically
 from forerank.report.thumbnails import Thumbnails
 from forerank.search.label_audit import Audit, Found
 
-COLUMNS = (
-    "path",
-    "label",
-    "suspect",
-    "suggestion",
-    "agreement",
-    "negatives_before",
-    "negatives_before_nearest",
-    "chance",
-)
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 OWN_STYLE = """
 .row { display: flex; flex-wrap: wrap; gap: .7rem; align-items: flex-start; padding: .9rem 0;
@@ -38,25 +30,32 @@ OWN_STYLE = """
 
 
 def write_csv(found: Audit, path: Path) -> None:
-    """Every image, most suspicious first: with the column `label` mended it is the next training's table."""
+    """Every image, most suspicious first: with the column `label` mended it is the next training's table.
+
+    Paths are absolute, so that the table can lie anywhere, and the audited table's other columns go along.
+    """
+    table = found.table
+    columns: dict[str, Sequence[Any]] = {
+        "path": [str(file.absolute()) for file in table.files],
+        "label": table.label.tolist(),
+        "suspect": found.suspect.tolist(),
+        "suggestion": found.suggestion.tolist(),
+        "agreement": [f"{value:.2f}" for value in found.agreement],
+        "negatives_before": [f"{value:.1f}" for value in found.before],
+        "negatives_before_nearest": [f"{value:.0f}" for value in found.before_nearest],
+        "chance": [f"{value:.4f}" for value in found.chance],
+    }
+    for name in ("split", "is_query", "is_gallery", "category", "sequence"):
+        if (column := getattr(table, name)) is not None:
+            columns[name] = column.tolist()
+    if table.box is not None:
+        columns |= dict(zip(BOX_COLUMNS, table.box.T.tolist(), strict=True))
 
     def fill(file: Path) -> None:
-        with file.open("w", newline="", encoding="utf-8") as out:
+        with file.open("w", newline="", encoding="utf-8", errors="surrogateescape") as out:
             writer = csv.writer(out, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            for i in found.order():
-                writer.writerow(
-                    (
-                        found.table.path[i],
-                        found.table.label[i],
-                        bool(found.suspect[i]),
-                        found.suggestion[i],
-                        f"{found.agreement[i]:.2f}",
-                        f"{found.before[i]:.1f}",
-                        f"{found.before_nearest[i]:.0f}",
-                        f"{found.chance[i]:.4f}",
-                    )
-                )
+            writer.writerow(columns)
+            writer.writerows([column[i] for column in columns.values()] for i in found.order())
 
     write_atomically(path, fill)
 
