@@ -1,8 +1,11 @@
 """The command line as a person and as a script meet it: real processes, real exit codes."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +82,72 @@ def test_a_reader_that_goes_away_is_not_a_fault() -> None:
     )
     assert done.stdout == "{\n"
     assert done.stderr == ""
+
+
+SLOW = """
+import sys
+from pathlib import Path
+from forerank.cli import main
+sys.path.insert(0, sys.argv[1])
+sys.argv = ["forerank", *sys.argv[2:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(("verb", "resumes"), [("index", True), ("audit", False)])
+def test_an_interrupt_while_modules_are_loaded_is_one_calm_line(
+    tmp_path: Path, verb: str, resumes: bool
+) -> None:
+    """A cyclopts that turns a KeyboardInterrupt into a fault of its own, as half-loaded modules do."""
+    (tmp_path / "cyclopts.py").write_text(
+        "import sys, time\nprint('loading', flush=True)\n"
+        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    raise ImportError('cannot load twice')\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(tmp_path), verb, "x"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said == "forerank: interrupted" + (
+        "; the same command takes up where it left off\n" * resumes or "\n"
+    )
+
+
+def test_what_the_system_refuses_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "vectors.npy")
+
+    monkeypatch.setattr("forerank.cli.doctor.doctor", full)
+    assert run(["doctor"]) == 1
+    assert capsys.readouterr().err == "forerank: No space left on device: vectors.npy\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["search", "no.index", "q.jpg", "-o", "no/such/folder/x.csv"],
+        ["search", "no.index", "q.jpg", "-o", "."],
+        ["index", "no-model", ".", "-o", f"{__file__}/x"],
+        ["serve", "no.index", "--port", "99999"],
+        ["serve", "no.index", "--port", "-1"],
+        ["serve", "no.index", "--upload-megabytes", "nan"],
+        ["serve", "no.index", "--upload-megapixels", "-5"],
+        ["serve", "no.index", "--images", "no/such/folder"],
+    ],
+)
+def test_a_wrong_option_is_refused_before_any_work(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert words[-1].removesuffix("/x") in said or words[-1] in said

@@ -149,6 +149,13 @@ def test_validation_images_with_labels_outside_the_catalogue(tmp_path):
     assert np.isfinite(trials.nearest_other).all()
 
 
+def test_numbers_that_make_no_sense_are_refused(tmp_path):
+    index = make_index(tmp_path / "index", [angle(x) for x in (0, 10, 14, 90)], list("aabb"))
+    for wrong in ({"most": -3}, {"most": 0}, {"seed": -1}):
+        with pytest.raises(InputError, match="at least one query and a seed from 0 on"):
+            calibrate(index, **wrong)
+
+
 def test_an_index_without_labels_is_refused(tmp_path):
     index = make_index(tmp_path / "i", [angle(x) for x in (0, 5)], ["", ""])
     with pytest.raises(InputError, match="no labels"):

@@ -71,6 +71,9 @@ def test_commands_index_and_search(tmp_path, model_folder, image_folder, capsys)
     assert lines[0].split() == ["rank", "similarity", "label", "path"]
     assert lines[2].split() == ["1", "1.0000", "class2", "class2/05.png"]
 
+    assert run(["search", address, query, "-k", "2", "-o", str(tmp_path / "one.csv")]) == 0
+    assert (tmp_path / "one.csv").read_text().count("\n") == 3
+    assert f"paths start from {image_folder}" in capsys.readouterr().err
     assert run(["search", address, query, "-k", "2", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [hit["rank"] for hit in answer["hits"]] == [1, 2]

@@ -3,12 +3,14 @@
 import os
 import signal
 import sys
-from typing import NoReturn
-
-from cyclopts import App
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from forerank import __version__
 from forerank.errors import ForerankError, unknown
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 # Verb -> (function, one line of help). Functions are imported only when their verb is used.
 VERBS: dict[str, tuple[str, str]] = {
@@ -40,14 +42,18 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("forerank.cli.train:train", "Train on a folder of images or by a recipe; resume a run."),
 }
 
+# Verbs that keep what they have done so far.
+_RESUMING = {"index", "paper", "train"}
 _FIRST_STEPS = "Start with: forerank demo    Your images: forerank train ./my_images"
 
 
-def build_app(verb_in_use: str | None = None) -> App:
+def build_app(verb_in_use: str | None = None) -> "App":
     """The command line as an object.
 
     The list of verbs shows the lines above and imports nothing; the verb in use brings its own, full help.
     """
+    from cyclopts import App
+
     app = App(
         name="forerank",
         help="Train, evaluate and serve image retrieval by counting what stands before.",
@@ -73,17 +79,43 @@ def run(arguments: list[str] | None = None) -> int:
         print(f"forerank: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("forerank: interrupted; the same command takes up where it left off", file=sys.stderr)
+        print(_interrupted(words), file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader (head, less) went away: not a fault. Keep the interpreter from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        # A full disk, a folder that may not be written to: the person's to mend, not ours.
+        where = f": {error.filename}" if error.filename else ""
+        print(f"forerank: {error.strerror or error}{where}", file=sys.stderr)
+        return 1
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0
 
 
+def _interrupted(words: list[str]) -> str:
+    resumes = bool(words) and words[0] in _RESUMING
+    return "forerank: interrupted" + ("; the same command takes up where it left off" if resumes else "")
+
+
+def _on_interrupt(signal_number: int, frame: FrameType | None) -> None:
+    """Ctrl-C: an ordinary KeyboardInterrupt, except while a module is being loaded.
+
+    Half-loaded modules answer a KeyboardInterrupt with faults of their own, and nothing has begun yet.
+    """
+    inner = frame
+    while inner is not None:
+        if inner.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(2, f"{_interrupted(sys.argv[1:])}\n".encode(errors="replace"))
+            os._exit(130)
+        inner = inner.f_back
+    signal.default_int_handler(signal_number, frame)
+
+
 def main() -> NoReturn:
     """Entry point of the `forerank` command."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where it is to be ignored
+        signal.signal(signal.SIGINT, _on_interrupt)
     sys.exit(run())

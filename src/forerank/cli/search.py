@@ -41,28 +41,41 @@ def search(
     model
         The index's model, if the index has no copy of it and it was moved.
     output
-        Write the CSV of a folder of queries here instead of printing it.
+        Write the answers as CSV here instead of printing them.
     """
+    from forerank.errors import InputError
     from forerank.models import find_images, keep_freed_memory
+    from forerank.models.storage import write_atomically
     from forerank.search.answers import answer_files, write_answers
     from forerank.search.index import Index
 
+    if output is not None:
+        if json:
+            raise InputError("-o writes a CSV and --json prints JSON: give one of them")
+        if output.is_dir() or not output.absolute().parent.is_dir():
+            raise InputError(f"cannot write {output}: give a file in a folder that exists")
     keep_freed_memory()
     opened = Index.open(index, model=model)
-    if query.is_dir():
+    root = str(opened.root)
+    if query.is_dir() or output is not None:
         answers = answer_files(opened, find_images(query), k)
         if json:
-            print_json([{"query": str(file), **matches.to_dict()} for file, matches in answers])
+            print_json([{"query": str(file), "root": root, **found.to_dict()} for file, found in answers])
         elif output is not None:
-            with output.open("w", newline="", encoding="utf-8") as file:
-                write_answers(answers, file)
-            say(f"{len(answers)} queries answered in {output}")
+
+            def fill(place: Path) -> None:
+                with place.open("w", newline="", encoding="utf-8") as file:
+                    write_answers(answers, file)
+
+            write_atomically(output, fill)
+            say(f"{len(answers)} queries answered in {output}; paths start from {root}")
         else:
             write_answers(answers, sys.stdout)
+            say(f"paths start from {root}")
         return
     matches = opened.search(query, k)
     if json:
-        print_json({"query": str(query), **matches.to_dict()})
+        print_json({"query": str(query), "root": root, **matches.to_dict()})
         return
     if not matches.found:
         nearest = f", the nearest has similarity {matches[0].similarity:.4f}" if len(matches) else ""
@@ -75,3 +88,4 @@ def search(
     if len(matches):
         rows = [(hit.rank, f"{hit.similarity:.4f}", hit.label or "-", hit.path) for hit in matches]
         print(format_table(["rank", "similarity", "label", "path"], rows))
+        say(f"paths start from {root}")

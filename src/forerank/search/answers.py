@@ -7,7 +7,7 @@ from typing import TextIO
 
 import numpy as np
 
-from forerank.console import progress_bar, say
+from forerank.console import is_text, progress_bar, say
 from forerank.search.index import Index, Matches
 
 COLUMNS = ("query", "found", "rank", "path", "label", "similarity")
@@ -17,6 +17,10 @@ AT_ONCE = 256
 def answer_files(index: Index, files: Sequence[Path], k: int) -> list[tuple[Path, Matches]]:
     """The matches of every query file, in their order; those that cannot be read are left out and named."""
     answers: list[tuple[Path, Matches]] = []
+    for file in files:
+        if not is_text(str(file)):
+            say(f"left out, its name is not UTF-8: {file}")
+    files = [file for file in files if is_text(str(file))]
     with progress_bar("searching", len(files)) as advance:
         for start in range(0, len(files), AT_ONCE):
             part = files[start : start + AT_ONCE]

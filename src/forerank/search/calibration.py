@@ -90,6 +90,8 @@ def calibrate(
         raise InputError(f"the wanted precision lies between 0 and 1, not {precision}.")
     if not 0 <= absent < 1:
         raise InputError(f"the share of absent queries lies from 0 to below 1, not {absent}.")
+    if most < 1 or seed < 0:
+        raise InputError(f"at least one query and a seed from 0 on are needed, not {most} and {seed}.")
     trials = play(index.engine, queries, labels, most=most, seed=seed)
     result = choose(trials, precision=precision, absent=absent, least=least, seed=seed)
     if store:
@@ -106,7 +108,7 @@ def play(
     if queries is None or labels is None:
         everyone = [row for row in engine.catalogue().values() if row.label]
         if not everyone:
-            raise InputError("the index has no labels: give validation images with --validation.")
+            raise InputError("the index has no labels: give labelled images of your own as second argument.")
         everyone.sort(key=lambda row: row.id)
         chosen = generator.choice(len(everyone), size=min(most, len(everyone)), replace=False)
         rows = [everyone[i] for i in np.sort(chosen)]
