@@ -53,6 +53,8 @@ def test_train_make_skip(
     assert out.with_suffix(".png").exists()
     assert out.with_suffix(".svg").exists()
     assert run(["paper", "ranking", str(plan[0].folder), "--query", "99999"]) == 2
+    assert run(["paper", "ranking", str(plan[0].folder), "--shown", "0"]) == 2
+    assert "at least 1 image" in capsys.readouterr().err
 
 
 def test_killed_and_taken_up(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:

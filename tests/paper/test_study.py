@@ -95,3 +95,18 @@ def test_bad_requests(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown experiment"):
         open_study(["variants"])
     assert open_study(["comparison-sop"], data=[f"sop={tmp_path}"]).on == "sop"
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InputError, match="there is a file in its place"):
+            open_study(["toy"], out=out)
+
+
+def test_data_is_used_or_refused(tmp_path: Path) -> None:
+    sop, cub = f"sop={tmp_path}", f"cub={tmp_path}"
+    for name in ("sweep-b", "retrieval-examples", "toy"):
+        assert open_study([name], data=[cub]).on == "cub", name
+    with pytest.raises(InputError, match="say with --on"):
+        open_study(all_names(), data=[sop, cub])
+    assert open_study(all_names(), on="cub", data=[sop, cub]).on == "cub"
+    with pytest.raises(InputError, match="sop would not be used"):
+        open_study(["sweep-b"], on="glyphs", data=[sop])

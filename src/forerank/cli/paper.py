@@ -25,7 +25,7 @@ app = App(
 
 On = Annotated[
     str | None,
-    Parameter(help="Data set to train on; by default the paper's own if --data has it, else glyphs."),
+    Parameter(help="Data set to train on; by default the one --data names, else glyphs."),
 ]
 Data = Annotated[
     list[str] | None, Parameter(help="Where a data set lies: NAME=FOLDER, may be repeated.", negative=())
@@ -147,7 +147,10 @@ def claims(
     say(f"with numbers: {study.folder / 'claims.md'}")
 
 
-@app.command
+@app.command(
+    help_epilogue="""Example:
+  forerank paper ranking runs/birds --query 12 --loss Dq --out ranking"""
+)
 def ranking(
     run_folder: Path, /, *, query: int = 0, out: Path = Path("ranking"), loss: str = "Dq", shown: int = 12
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from forerank.errors import ForerankError
+from forerank.errors import ForerankError, InputError
 from forerank.paper.study import Condition, Study
 from forerank.report.nearest import neighbours, survey
 from forerank.report.ranking_figure import Ranking, rank_query, ranking_figure
@@ -93,6 +93,8 @@ def draw_ranking(
     """The ranked list of a test query of any run with each negative's penalty, as `out`.png and .svg."""
     from forerank.report.penalties import derivative
 
+    if shown < 1:
+        raise InputError(f"a ranking shows at least 1 image, not {shown}")
     vectors, table = embed_test(run)
     ranking = rank_query(
         vectors,

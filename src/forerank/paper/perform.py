@@ -25,7 +25,7 @@ def open_study(
     """The study that the options of the command line describe.
 
     Args:
-        on: data set; by default the experiment's own if `data` says where it lies, otherwise glyphs.
+        on: data set; by default the one that `data` names, otherwise glyphs.
         data: "sop=/where/it/lies" texts.
         out: what is written goes here, by default runs/paper/DATA_SET.
         values: recipe assignments for every run.
@@ -36,15 +36,23 @@ def open_study(
     'glyphs'
     """
     roots = _roots(data)
-    natives = {experiment(name).native for name in names}
+    for name in names:
+        experiment(name)  # an unknown one is refused here
     if on is None:
-        own = [name for name in natives if name in roots]
-        on = own[0] if len(own) == 1 else "glyphs"
+        if len(roots) > 1:
+            raise InputError(f"--data names {', '.join(roots)}: say with --on which of them to train on")
+        on = next(iter(roots), "glyphs")
     if on not in SETTINGS:
         raise unknown("data set", on, SETTINGS)
+    if roots and on not in roots:
+        raise InputError(
+            f"--data {', '.join(roots)} would not be used, because training is on {on}: drop one"
+        )
     if seeds < 1:
         raise InputError(f"seeds must be at least 1, not {seeds}")
     folder = out or Path("runs") / "paper" / on
+    if any(part.exists() and not part.is_dir() for part in (folder, *folder.parents)):
+        raise InputError(f"cannot write into {folder}: there is a file in its place")
     return Study(on, seeds, folder, folder / "training", roots, tuple(values))
 
 
