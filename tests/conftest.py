@@ -1,11 +1,16 @@
 """What tests of several rooms share."""
 
 import os
+import signal
 import shutil
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start as well.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _no_browser(reason: str) -> NoReturn:

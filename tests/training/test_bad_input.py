@@ -20,6 +20,7 @@ from .conftest import QUICK
     (["lr=0"], "optimiser.lr must be above 0"),
     (["ema=1.5"], "optimiser.ema must lie between 0 and 1"),
     (["steps=0"], "schedule.steps must be at least 1"),
+    (["seed=-1"], "seed must be 0 or more"),
     (["train_size=0"], "data.train_size must be at least 1"),
     (["validation=1.0"], "data.validation must be at least 0 and below 1"),
     (["test=0"], "no test part and data.test is 0"),

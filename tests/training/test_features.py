@@ -1,6 +1,7 @@
 """Cached features: found again, never mistaken; a head that starts where they are; the chosen checkpoint."""
 
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -31,6 +32,12 @@ def test_the_key_changes_with_whatever_the_features_depend_on(images: Path) -> N
     assert features_key(one, "fp32", table) != key
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     assert features_key(one, "fp32", table) == key
+
+
+def test_equal_names_sizes_and_times_in_another_folder_are_other_images(images: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(images, tmp_path / "copy")  # keeps the times
+    model = create_model("glyphnet", embedding_dim=8)
+    assert features_key(model, "fp32", open_table(copy)) != features_key(model, "fp32", open_table(images))
 
 
 def test_principal_axes_keep_the_cosines_that_a_random_projection_loses() -> None:

@@ -104,3 +104,8 @@ def test_unknown_sources_and_variants() -> None:
 def test_what_does_not_change_the_numbers_is_no_difference() -> None:
     assert differences(Recipe(), override(Recipe(), ["workers=3", "device=cpu"])) == {}
     assert list(differences(Recipe(), override(Recipe(), ["lr=1"]))) == ["optimiser.lr"]
+
+
+def test_numbers_of_a_loss_may_be_written_with_an_exponent() -> None:
+    recipe = override(Recipe(), ["temperature=1e-2", "loss.margin=5e-1"])
+    assert recipe.loss.options == {"temperature": 0.01, "margin": 0.5}

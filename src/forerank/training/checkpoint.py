@@ -52,7 +52,7 @@ def write_checkpoint(run: Path, name: str, links: tuple[str, ...], fill: Callabl
         _flush(store)
         for link in links:
             _point(run, link, final)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ForerankError) as error:
         shutil.rmtree(writing, ignore_errors=True)
         reason = getattr(error, "strerror", None) or str(error)
         raise CheckpointError(

@@ -29,9 +29,11 @@ def features_key(model: EmbeddingModel, precision: str, table: Table) -> str:
             continue
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    digest.update(f"{table.root.resolve()}\n".encode("utf-8", "surrogateescape"))
     for relative, file in zip(table.path, table.files, strict=True):
         about = file.stat() if file.exists() else None
-        digest.update(f"{relative}\0{(about.st_size, about.st_mtime_ns) if about else None}\n".encode())
+        state = (about.st_size, about.st_mtime_ns, about.st_ino) if about else None
+        digest.update(f"{relative}\0{state}\n".encode("utf-8", "surrogateescape"))
     if table.box is not None:
         digest.update(np.ascontiguousarray(table.box).tobytes())
     return digest.hexdigest()[:32]

@@ -131,7 +131,9 @@ def take_step(a: Assembly, batch: Batch, step: int) -> float:
     a.set_training(only_head)
 
     def loss_of(embeddings: torch.Tensor) -> torch.Tensor:
-        return joint_loss(a.loss, embeddings, torch.cat(batch.labels), torch.cat(batch.rows))
+        with torch.random.fork_rng(devices=[]):  # a loss that draws pairs draws the same in every process
+            torch.manual_seed(hash_of(recipe.seed, step))
+            return joint_loss(a.loss, embeddings, torch.cat(batch.labels), torch.cat(batch.rows))
 
     a.optimiser.zero_grad(set_to_none=True)
     scale = a.scaler.get_scale()

@@ -45,6 +45,8 @@ def open_parts(recipe: Recipe) -> dict[str, Table]:
     """The tables "train", "validation" (may be empty) and "test", classes held out where there are none."""
     d = recipe.data
     table = open_table(d.source, root=d.root)
+    if recipe.seed < 0:
+        raise InputError(f"seed must be 0 or more, not {recipe.seed}")
     for name, share in (("data.validation", d.validation), ("data.test", d.test)):
         if not 0 <= share < 1:
             raise InputError(f"{name} must be at least 0 and below 1, not {share}")
@@ -159,9 +161,10 @@ def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
             else f"the batch of {size}"
         )
         raise InputError(f"micro_batch {b.micro_batch} is larger than {of}: make it smaller or leave it out")
-    if b.micro_batch is not None and not recipe.model.freeze_batch_norm:
+    if not recipe.model.freeze_batch_norm and (b.micro_batch is not None or processes > 1):
+        what = "micro_batch needs" if processes == 1 else f"{processes} processes need"
         raise InputError(
-            "micro_batch needs freeze_batch_norm=true: batch statistics of a part are not those of the batch"
+            f"{what} freeze_batch_norm=true: batch statistics of a part are not those of the batch"
         )
     _check_rates(recipe)
     pretrained = recipe.model.pretrained and recipe.model.backbone != "glyphnet"

@@ -12,6 +12,7 @@ forerank.errors.InputError: unknown recipe key 'optimiser.lrr': did you mean 'op
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -82,6 +83,7 @@ def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
 # Arguments of our losses that may be written without `loss.` before them; the loss checks them itself.
 LOSS_ARGUMENTS = ("alpha", "b", "temperature", "count_self", "linear_tail", "derivative")
 
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 _SECTIONS = {f.name: f.type for f in dataclasses.fields(Recipe) if dataclasses.is_dataclass(f.type)}
 _KEYS = list(flatten(Recipe()))
 
@@ -150,6 +152,8 @@ def _with(recipe: Recipe, key: str, value: Any, where: str) -> Recipe:
     """The recipe with one dotted key replaced, its type checked."""
     section, _, rest = key.rpartition(".")
     if section == "loss.options":
+        if isinstance(value, str) and _NUMBER.fullmatch(value):
+            value = float(value)  # YAML 1.1 reads 1e-4 as a text
         return dataclasses.replace(
             recipe, loss=dataclasses.replace(recipe.loss, options={**recipe.loss.options, rest: value})
         )
