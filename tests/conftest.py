@@ -1,8 +1,8 @@
 """What tests of several rooms share."""
 
 import os
-import signal
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
