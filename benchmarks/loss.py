@@ -61,7 +61,7 @@ def measure(what: str, size: int, data: str, threads: int) -> dict[str, float]:
     first = time.perf_counter() - start
     memory = peak_bytes() - before
     times = [] if first > 20 else [first]
-    repeats = 1 if first > 20 else max(1, min(30, int(8 / first)))
+    repeats = 1 if first > 20 else max(1, min(300, int(8 / first)))
     for _ in range(repeats):
         embeddings.grad = None
         start = time.perf_counter()
