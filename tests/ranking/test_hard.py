@@ -1,5 +1,9 @@
 """Hard ranks against brute force in float64, over every screen, tile and protocol."""
 
+import inspect
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerank.errors import InputError
+from forerank.metrics import evaluate
 from forerank.ranking import hard_count, hard_screen
 from forerank.ranking.hard import hard_ranks
 from forerank.ranking.hard_rows import unit_rows
@@ -147,14 +152,38 @@ def test_products_stay_within_their_margins(dim):
     assert moved <= hard_screen.UNIT16
 
 
-def test_a_shortcut_for_float32_products_is_undone():
-    torch.set_float32_matmul_precision("medium")
-    try:
-        with hard_screen.exact_sums():
-            assert torch.get_float32_matmul_precision() == "highest"
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision("highest")
+def set_by_name(value: str) -> None:
+    torch.set_float32_matmul_precision("medium" if value == "bf16" else "highest")
+
+
+def set_by_backend(value: str) -> None:
+    torch.backends.fp32_precision = value
+    torch.backends.mkldnn.matmul.fp32_precision = value
+
+
+@pytest.mark.parametrize("way", [set_by_name, set_by_backend])
+def test_a_shortcut_for_float32_products_is_undone(way):
+    """torch has an older and a newer way to allow it; each in its own process, because they do not mix."""
+    script = f"""
+import torch
+from forerank.metrics import evaluate
+from forerank.ranking import hard_screen
+{inspect.getsource(way)}
+{way.__name__}("bf16")
+products = torch.backends.mkldnn.matmul
+allowed = products.fp32_precision
+assert allowed == "bf16", allowed
+with hard_screen.exact_sums():
+    assert products.fp32_precision == "ieee"
+assert products.fp32_precision == allowed
+torch.manual_seed(0)
+print(evaluate(torch.randn(40, 8), [i % 5 for i in range(40)], nmi=False, precision="float32")["map"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    torch.manual_seed(0)
+    plain = evaluate(torch.randn(40, 8), [i % 5 for i in range(40)], nmi=False, precision="float32")
+    assert float(done.stdout) == plain["map"]
 
 
 def test_a_row_without_direction_is_refused():

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from forerank.ranking.hard_same import TIE
+from forerank.ranking.precision import whole_products
 
 UNIT32 = 2.0**-24
 UNIT16 = 2.0**-8  # bfloat16 keeps 8 bits, the leading one included
@@ -108,11 +109,10 @@ def _trial() -> dict[str, float]:
 def exact_sums() -> Iterator[None]:
     """Add up products in float32, as the margins assume, whatever shortcuts the user has allowed."""
     cuda = torch.backends.cuda.matmul
-    before = torch.get_float32_matmul_precision(), cuda.allow_bf16_reduced_precision_reduction
-    torch.set_float32_matmul_precision("highest")  # no TF32, no bfloat16 in float32 products
+    before = cuda.allow_bf16_reduced_precision_reduction
     cuda.allow_bf16_reduced_precision_reduction = False  # no bfloat16 sums in bfloat16 products
     try:
-        yield
+        with whole_products("cpu"), whole_products("cuda"):
+            yield
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        cuda.allow_bf16_reduced_precision_reduction = before[1]
+        cuda.allow_bf16_reduced_precision_reduction = before

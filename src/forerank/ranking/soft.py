@@ -13,8 +13,6 @@ held, and because the gradient is made in the forward pass, similarities are com
 
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from torch import Tensor
 
 from forerank.ranking.blocks import CountSettings, LinearTail, Penalty, Positives, count_block
 from forerank.ranking.classes import ClassColumns, QueryChunk
+from forerank.ranking.precision import whole_products
 
 __all__ = ["CountSettings", "LinearTail", "Penalty", "ranked_loss", "soft_count"]
 
@@ -95,7 +94,7 @@ class _RankedLoss(torch.autograd.Function):
         wanted: tuple[bool, bool],
     ) -> Tensor:
         ctx.dtypes = (embeddings.dtype, None if references is None else references.dtype)
-        with torch.autocast(embeddings.device.type, enabled=False), _whole_products(embeddings.device.type):
+        with torch.autocast(embeddings.device.type, enabled=False), whole_products(embeddings.device.type):
             dtype = torch.promote_types(embeddings.dtype, torch.float32)
             if references is not None:
                 dtype = torch.promote_types(dtype, references.dtype)
@@ -160,29 +159,6 @@ def _normalise(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     wide = wide / largest.masked_fill(largest == 0, 1)
     shares = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
     return wide / shares.masked_fill(shares == 0, 1), shares * largest
-
-
-@contextmanager
-def _whole_products(device_type: str) -> Iterator[None]:
-    """Products in all of float32: TF32 or bfloat16 err by a good part of a temperature of 0.01."""
-    backend: Any = torch.backends.mkldnn if device_type == "cpu" else torch.backends.cuda
-    products = getattr(backend, "matmul", None)
-    before = getattr(products, "fp32_precision", None)
-    if before in ("none", "ieee"):
-        yield
-    elif products is not None and before is not None:
-        products.fp32_precision = "ieee"
-        try:
-            yield
-        finally:
-            products.fp32_precision = before
-    else:  # torch before 2.9
-        precision = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(precision)
 
 
 def _through_normalisation(grad: Tensor, units: Tensor, lengths: Tensor) -> Tensor:
