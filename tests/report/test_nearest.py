@@ -135,6 +135,35 @@ def test_confused_pairs_by_brute_force(case, before):
         assert (names[pair.query], names[pair.intruder]) == (pair.label, pair.other)
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(cases(), st.integers(1, 3))
+def test_what_the_evaluation_ignores_is_neither_found_nor_counted(case, cameras):
+    vectors, labels = case
+    camera = np.arange(len(vectors)) % cameras
+    found = survey(vectors, labels, ignore=camera)
+    near = neighbours(vectors, labels, found.query, k=3, ignore=camera)
+    for query, row in zip(found.query, near.index, strict=True):
+        assert not ((labels[row] == labels[query]) & (camera[row] == camera[query])).any()
+    asked = [int(q) for q in found.query]
+    for before in ("first", "any"):
+        alone = confused_pairs(vectors, labels, before=before, top=1000, ignore=camera)
+        # What one query is confused by, its like-camera positives taken out of the gallery by hand.
+        by_hand = {}
+        for query in asked:
+            shelf = (labels != labels[query]) | (camera != camera[query])
+            for pair in confused_pairs(vectors, labels, [query], gallery_ids=shelf, before=before, top=1000):
+                by_hand[pair.label, pair.other] = by_hand.get((pair.label, pair.other), 0) + pair.count
+        assert {(pair.label, pair.other): pair.count for pair in alone} == by_hand
+    if asked:
+        theirs = evaluate(
+            vectors, labels, ks=(1,), nmi=False, per_query=True, bootstrap=0, ignore=camera
+        ).per_query
+        assert theirs.query.tolist() == asked
+        assert (theirs.first_rank - 1).tolist() == found.first_rank.tolist()
+        np.testing.assert_allclose(found.average_precision, theirs.average_precision, atol=1e-9)
+        assert found.positives.tolist() == theirs.positives.tolist()
+
+
 def test_the_size_of_the_chunks_does_not_matter(monkeypatch):
     vectors = np.random.default_rng(4).normal(size=(50, 4)).astype(np.float32)
     labels = np.arange(50) % 7
@@ -144,6 +173,8 @@ def test_the_size_of_the_chunks_does_not_matter(monkeypatch):
 
 
 def test_bad_input_is_refused_in_a_sentence():
+    with pytest.raises(InputError, match="ignore is of shape"):
+        survey(np.eye(3), [0, 1, 1], ignore=[0, 1])
     with pytest.raises(InputError, match="labels of shape"):
         neighbours(np.eye(3), [0, 1])
     with pytest.raises(InputError, match="query rows must be"):

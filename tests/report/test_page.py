@@ -16,6 +16,7 @@ from PIL import Image
 
 from forerank.data import Table
 from forerank.errors import InputError
+from forerank.metrics import evaluate
 from forerank.report import write_report
 
 HISTORY = [
@@ -225,6 +226,27 @@ def test_only_queries_ask_and_only_the_gallery_is_found(run, tmp_path):
     assert queries
     assert queries <= set(np.flatnonzero(asks))
     assert found <= set(np.flatnonzero(~asks))
+
+
+def test_pairs_of_one_camera_are_left_out_as_the_evaluation_does(run, tmp_path):
+    """Two cameras: an image finds its own class only in the other one."""
+    camera = np.array([f"camera {i % 2}" for i in range(48)])
+    table = run.table.with_columns(sequence=camera, path=np.array([f"row{i}." for i in range(48)]))
+    measured = evaluate(
+        run.before, table.label, ks=(1, 2), nmi=False, per_query=True, bootstrap=0, ignore=camera
+    )
+    page = write(
+        run, tmp_path / "r.html", table=table, embeddings=run.before, evaluations={"zero-shot": measured}
+    )
+    hard = page[page.index('id="hard"') : page.index('id="confused"')]
+    cards = hard.split('<article class="query card">')[1:]
+    shown = [int(n) for n in re.findall(r'class="facts">(\d+) wrong', page[: page.index('id="easy"')])]
+    assert shown == sorted(measured.per_query.first_rank - 1, reverse=True)[: len(shown)]
+    assert cards
+    for card in cards:
+        asks, *found = (int(n) for n in re.findall(r'class="none">row(\d+)\.', card))
+        twins = (table.label_ids == table.label_ids[asks]) & (camera == camera[asks])
+        assert not set(found) & set(np.flatnonzero(twins))
 
 
 def test_bad_input_is_refused_in_a_sentence(run, tmp_path):

@@ -50,10 +50,12 @@ def find(study: Study) -> Examples:
     vectors, table = embed_test(run.folder)
     queries = np.flatnonzero(table.is_query)
     gallery = np.flatnonzero(table.is_gallery)
-    fares = survey(vectors, table.label_ids, queries, gallery_ids=gallery)
+    fares = survey(vectors, table.label_ids, queries, gallery_ids=gallery, ignore=table.sequence)
     order = np.argsort(fares.average_precision, kind="stable")
     chosen = order[[round(place * (len(order) - 1)) for place in PLACES]]
-    nearest = neighbours(vectors, table.label_ids, fares.query[chosen], SHOWN, gallery_ids=gallery)
+    nearest = neighbours(
+        vectors, table.label_ids, fares.query[chosen], SHOWN, gallery_ids=gallery, ignore=table.sequence
+    )
     return Examples(table, nearest.query, nearest.index, nearest.is_positive, fares.average_precision[chosen])
 
 
@@ -103,6 +105,7 @@ def draw_ranking(
         derivative("AP" if variant in ("AP", "SmoothAP", "Smooth-AP") else variant),
         shown=shown,
         gallery_ids=np.flatnonzero(table.is_gallery),
+        ignore=table.sequence,
     )
     title = f"query {query} ({table.label[query]}), penalties under {variant}"
     return ranking, ranking_figure(ranking, out, table.files, table.label, title)

@@ -1,7 +1,8 @@
 """Who stands where: the nearest images of a query, how deep its positives lie, who stands before them.
 
 Everything here is one chunked product of unit vectors in numpy. An image is never its own neighbour: it is
-excluded by identity (its row number), not by being first, so duplicates of the query stay in the list.
+excluded by identity (its row number), not by being first, so duplicates of the query stay in the list. With
+`ignore` (camera or sequence) images of the query's label and camera are left out too, as `evaluate` does.
 """
 
 from collections.abc import Iterator
@@ -88,8 +89,9 @@ def neighbours(
     k: int = 10,
     *,
     gallery_ids: ArrayLike | None = None,
+    ignore: ArrayLike | None = None,
 ) -> Neighbours:
-    """The `k` nearest gallery images of each query (fewer when the gallery is smaller).
+    """The `k` nearest gallery images of each query (fewer where some query has no more to find).
 
     Args:
         embeddings: (N, D) vectors; they need not be normalised.
@@ -97,6 +99,7 @@ def neighbours(
         query_ids: (Q,) rows that ask; all rows by default.
         k: neighbours to return.
         gallery_ids: (G,) rows that may be found; all rows by default.
+        ignore: (N,) camera or sequence; images of the query's label and camera are not found.
 
     Example:
         >>> vectors = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -104,11 +107,12 @@ def neighbours(
         >>> found.index.tolist(), found.is_positive.tolist()
         ([[1, 3]], [[True, True]])
     """
-    vectors, codes, query, gallery = _checked(embeddings, labels, query_ids, gallery_ids)
-    k = min(k, max(1, len(gallery) - bool(np.isin(query, gallery).any())))
+    vectors, codes, query, gallery, twins = _checked(embeddings, labels, query_ids, gallery_ids, ignore)
+    hidden = np.bincount(twins[gallery], minlength=len(vectors))[twins[query]]  # (Q,) not to be found
+    k = min(k, max(1, len(gallery) - int(hidden.max(initial=0))))
     index = np.empty((len(query), k), dtype=np.int64)
     similarity = np.empty((len(query), k), dtype=np.float32)
-    for rows, similarities in _similarities(vectors, query, gallery):
+    for rows, similarities in _similarities(vectors, query, gallery, twins):
         nearest = np.argpartition(-similarities, k - 1, axis=1)[:, :k]  # (C, k), unordered
         near = np.take_along_axis(similarities, nearest, axis=1)
         order = np.lexsort((nearest, -near), axis=1)  # ties: the lower row first, so galleries are repeatable
@@ -123,6 +127,7 @@ def survey(
     query_ids: ArrayLike | None = None,
     *,
     gallery_ids: ArrayLike | None = None,
+    ignore: ArrayLike | None = None,
     bins: int = 100,
 ) -> Survey:
     """Rank of the first positive, AP and similarity histograms of the given queries, by exact counting.
@@ -135,7 +140,7 @@ def survey(
         >>> found.query.tolist(), found.first_rank.tolist(), found.average_precision.tolist()
         ([0, 1], [1, 1], [0.5, 0.5])
     """
-    vectors, codes, query, gallery = _checked(embeddings, labels, query_ids, gallery_ids)
+    vectors, codes, query, gallery, twins = _checked(embeddings, labels, query_ids, gallery_ids, ignore)
     gallery_codes = codes[gallery]
     edges = np.linspace(-1.0, 1.0, bins + 1)
     positive_counts = np.zeros(bins, dtype=np.int64)
@@ -144,10 +149,10 @@ def survey(
     first_rank = np.full(len(query), -1, dtype=np.int64)
     first_positive = np.full(len(query), -1, dtype=np.int64)
     average_precision = np.full(len(query), np.nan)
-    for rows, similarities in _similarities(vectors, query, gallery):
+    for rows, similarities in _similarities(vectors, query, gallery, twins):
         for row, line in zip(range(rows.start, rows.stop), similarities, strict=True):
             is_positive = gallery_codes == codes[query[row]]
-            valid = np.isfinite(line)  # the query itself is -inf
+            valid = np.isfinite(line)  # the query itself, and what is ignored, is -inf
             near = np.sort(line[is_positive & valid])[::-1]  # (P,) positives, nearest first
             far = np.sort(line[~is_positive])  # (M,) negatives, ascending
             positive_counts += _binned(near, bins)
@@ -209,6 +214,7 @@ def confused_pairs(
     query_ids: ArrayLike | None = None,
     *,
     gallery_ids: ArrayLike | None = None,
+    ignore: ArrayLike | None = None,
     before: Literal["first", "any"] = "first",
     top: int = 10,
 ) -> list[ConfusedPair]:
@@ -217,7 +223,7 @@ def confused_pairs(
     Pairs are ordered by the number of queries, then by count: one hopeless query must not lead the list.
 
     Args:
-        embeddings, labels, query_ids, gallery_ids: as in `neighbours`.
+        embeddings, labels, query_ids, gallery_ids, ignore: as in `neighbours`.
         before: "first" counts each negative that stands before the query's first positive: what Recall@1
             suffers from. "any" counts each negative once for every positive after it: what the PNP losses
             penalise, and what shows classes with several centres.
@@ -230,7 +236,7 @@ def confused_pairs(
     """
     if before not in ("first", "any"):
         raise InputError(f"before must be 'first' or 'any', not {before!r}.")
-    vectors, codes, query, gallery = _checked(embeddings, labels, query_ids, gallery_ids)
+    vectors, codes, query, gallery, twins = _checked(embeddings, labels, query_ids, gallery_ids, ignore)
     names, codes = np.unique(np.asarray(labels), return_inverse=True)
     gallery_codes = codes[gallery]
     # Queries of one class after another: one row of counts is enough, and only its largest entries are kept.
@@ -246,7 +252,7 @@ def confused_pairs(
         asked[:] = 0
 
     current = -1
-    for rows, similarities in _similarities(vectors, query, gallery):
+    for rows, similarities in _similarities(vectors, query, gallery, twins):
         for row, line in zip(range(rows.start, rows.stop), similarities, strict=True):
             code = int(codes[query[row]])
             if code != current and current >= 0:
@@ -265,7 +271,7 @@ def confused_pairs(
             names[other].item(),
             count,
             queries,
-            *_clearest(vectors, query[codes[query] == code], gallery, codes, other),
+            *_clearest(vectors, query[codes[query] == code], gallery, codes, other, twins),
         )
         for count, queries, code, other in found[:top]
     ]
@@ -283,11 +289,13 @@ def _intruders(line: Floats, is_positive: NDArray[np.bool_], before: str) -> tup
     return columns, np.searchsorted(near, line[columns], side="right").astype(np.int64)
 
 
-def _clearest(vectors: Floats, query: Ints, gallery: Ints, codes: Ints, other: int) -> tuple[int, int, float]:
+def _clearest(
+    vectors: Floats, query: Ints, gallery: Ints, codes: Ints, other: int, twins: Ints
+) -> tuple[int, int, float]:
     """The (query, intruder) whose similarity most exceeds that of the query's nearest positive."""
     best = (-np.inf, -1, -1, 0.0)
     own, theirs = (np.flatnonzero(codes[gallery] == code) for code in (codes[query[0]], other))
-    for rows, similarities in _similarities(vectors, query, gallery):
+    for rows, similarities in _similarities(vectors, query, gallery, twins):
         for row, line in zip(range(rows.start, rows.stop), similarities, strict=True):
             column = theirs[np.argmax(line[theirs])]
             positive = line[own].max(initial=-np.inf)
@@ -304,8 +312,13 @@ def _binned(similarities: Floats, bins: int) -> Ints:
 
 
 def _checked(
-    embeddings: ArrayLike, labels: ArrayLike, query_ids: ArrayLike | None, gallery_ids: ArrayLike | None
-) -> tuple[Floats, Ints, Ints, Ints]:
+    embeddings: ArrayLike,
+    labels: ArrayLike,
+    query_ids: ArrayLike | None,
+    gallery_ids: ArrayLike | None,
+    ignore: ArrayLike | None,
+) -> tuple[Floats, Ints, Ints, Ints, Ints]:
+    """Vectors (N, D), codes (N,), query and gallery rows, twins (N,): equal ones never find each other."""
     vectors = np.asarray(embeddings)
     if vectors.ndim != 2:
         raise InputError(f"embeddings must be a matrix (images, dimensions), not of shape {vectors.shape}.")
@@ -317,11 +330,21 @@ def _checked(
             f"there are {len(vectors)} embeddings but labels of shape {names.shape}: give one each."
         )
     codes = np.unique(names, return_inverse=True)[1].astype(np.int64)
+    twins = np.arange(len(vectors))
+    if ignore is not None:
+        cameras = np.asarray(ignore)
+        if cameras.shape != (len(vectors),):
+            raise InputError(
+                f"there are {len(vectors)} embeddings but ignore is of shape {cameras.shape}: give one each."
+            )
+        both = np.stack([codes, np.unique(cameras, return_inverse=True)[1]])
+        twins = np.unique(both, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return (
         vectors,
         codes,
         _rows(query_ids, len(vectors), "query"),
         _rows(gallery_ids, len(vectors), "gallery"),
+        twins,
     )
 
 
@@ -337,13 +360,13 @@ def _rows(given: ArrayLike | None, size: int, kind: str) -> Ints:
     return rows
 
 
-def _similarities(vectors: Floats, query: Ints, gallery: Ints) -> Iterator[tuple[slice, Floats]]:
-    """Cosines of a chunk of queries with the whole gallery: (slice of `query`, (C, G)), self at -inf."""
+def _similarities(vectors: Floats, query: Ints, gallery: Ints, twins: Ints) -> Iterator[tuple[slice, Floats]]:
+    """Cosines of a chunk of queries with the whole gallery: (slice of `query`, (C, G)), twins at -inf."""
     everything = len(gallery) == len(vectors) and bool((gallery == np.arange(len(vectors))).all())
     found = vectors if everything else vectors[gallery]
     lengths = np.maximum(np.linalg.norm(found, axis=1), np.finfo(np.float32).tiny)
-    column = np.full(len(vectors), -1, dtype=np.int64)  # row -> its place in the gallery
-    column[gallery] = np.arange(len(gallery))
+    order = np.argsort(twins[gallery], kind="stable")  # columns, twins side by side
+    sorted_twins = twins[gallery][order]
     step = max(1, _CHUNK_SIMILARITIES // max(1, len(gallery)))
     for start in range(0, len(query), step):
         rows = slice(start, min(start + step, len(query)))
@@ -351,7 +374,8 @@ def _similarities(vectors: Floats, query: Ints, gallery: Ints) -> Iterator[tuple
         asking = asking / np.maximum(np.linalg.norm(asking, axis=1, keepdims=True), np.finfo(np.float32).tiny)
         similarities = asking @ found.T
         similarities /= lengths
-        place = column[query[rows]]
-        itself = np.flatnonzero(place >= 0)
-        similarities[itself, place[itself]] = -np.inf
+        own = twins[query[rows]]
+        ends = np.searchsorted(sorted_twins, own, side="left"), np.searchsorted(sorted_twins, own, "right")
+        for line, first, last in zip(similarities, *ends, strict=True):
+            line[order[first:last]] = -np.inf
         yield rows, similarities

@@ -57,8 +57,11 @@ def rank_query(
     shown: int = 12,
     temperature: float | None = None,
     gallery_ids: ArrayLike | None = None,
+    ignore: ArrayLike | None = None,
 ) -> Ranking:
     """Rank the gallery for one query, charge the whole list, keep its first `shown` items.
+
+    Images that share the query's label and its `ignore` (N,) (camera or sequence) are left out.
 
     Example:
         >>> from forerank.report import derivative
@@ -70,7 +73,7 @@ def rank_query(
     size = len(np.asarray(labels))
     if not 0 <= query < size:
         raise InputError(f"query {query} does not exist: there are {size} images, numbered from 0.")
-    found = neighbours(embeddings, labels, [query], size, gallery_ids=gallery_ids)
+    found = neighbours(embeddings, labels, [query], size, gallery_ids=gallery_ids, ignore=ignore)
     similarities = found.similarity[0].astype(np.float64)
     positive = found.is_positive[0]
     charges = positive_charges(similarities, positive, derivative, temperature=temperature)

@@ -34,10 +34,11 @@ def retrieval(
     """Histograms, the hardest and some easy queries, confused classes, and one list as the loss sees it."""
     asks = np.arange(len(vectors)) if table is None else np.flatnonzero(table.is_query)
     gallery = None if table is None else np.flatnonzero(table.is_gallery)
+    ignore = None if table is None else table.sequence  # the evaluation leaves the same pairs out
     sampled = asks
     if len(asks) > MOST_QUERIES:
         sampled = np.sort(np.random.default_rng(0).choice(asks, MOST_QUERIES, replace=False))
-    fares = survey(vectors, codes, sampled, gallery_ids=gallery)
+    fares = survey(vectors, codes, sampled, gallery_ids=gallery, ignore=ignore)
     if not len(fares.query):
         return []
     told = "" if sampled is asks else f" From {len(sampled):,} of {len(asks):,} queries, drawn at random."
@@ -49,9 +50,9 @@ def retrieval(
     )
 
     def cards(asked: NDArray[np.int64]) -> str:
-        found = neighbours(vectors, codes, asked, _SHOWN_RESULTS, gallery_ids=gallery)
-        fare = survey(vectors, codes, asked, gallery_ids=gallery)
-        return "".join(query_card(pictures, found, i, fare) for i in range(len(asked)))
+        fare = survey(vectors, codes, asked, gallery_ids=gallery, ignore=ignore)
+        found = neighbours(vectors, codes, fare.query, _SHOWN_RESULTS, gallery_ids=gallery, ignore=ignore)
+        return "".join(query_card(pictures, found, i, fare) for i in range(len(fare.query)))
 
     last = [*evaluations.values()][-1] if evaluations else None
     worst = _worst(fares, last, queries)
@@ -68,13 +69,13 @@ def retrieval(
     sections.append(Section("hard", "Hardest queries", hard + cards(worst) if len(worst) else ""))
     fine = '<p class="under">For balance: the best query of each of a few classes.</p>'
     sections.append(Section("easy", "Queries that go well", fine + cards(best)))
-    pairs = confused_pairs(vectors, codes, sampled, gallery_ids=gallery, top=9)
+    pairs = confused_pairs(vectors, codes, sampled, gallery_ids=gallery, ignore=ignore, top=9)
     about = f'<p class="under">Whose images stand before the first right one, most often.{told}</p>'
     grid = f'<div class="pairs">{"".join(pair_card(pictures, pair) for pair in pairs)}</div>'
     sections.append(Section("confused", "Most confused classes", about + grid if pairs else ""))
     loss = _loss(recipe)
     if loss is not None:
-        sections.append(_charges(vectors, codes, gallery, fares, pictures, loss))
+        sections.append(_charges(vectors, codes, gallery, ignore, fares, pictures, loss))
     return sections
 
 
@@ -91,6 +92,7 @@ def _charges(
     vectors: NDArray[Any],
     codes: NDArray[Any],
     gallery: NDArray[np.int64] | None,
+    ignore: NDArray[Any] | None,
     fares: Survey,
     pictures: Pictures,
     loss: tuple[str, dict[str, float]],
@@ -104,7 +106,7 @@ def _charges(
         return Section("penalties", "", "")
     tried = fares.query[middling[np.linspace(0, len(middling) - 1, min(12, len(middling))).astype(int)]]
     slope = derivative(variant, **settings)
-    rankings = [rank_query(vectors, codes, int(q), slope, gallery_ids=gallery) for q in tried]
+    rankings = [rank_query(vectors, codes, int(q), slope, gallery_ids=gallery, ignore=ignore) for q in tried]
 
     def changes(one: Ranking) -> int:
         return int(np.abs(np.diff(one.is_positive.astype(int))).sum())
