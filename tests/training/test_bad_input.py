@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from forerank.cli import run as command
+from forerank.errors import InputError
 from forerank.training import load_recipe, train
+from forerank.training.assemble import build_model
+from forerank.training.recipe import Recipe, override
 
 from .conftest import QUICK
 
@@ -21,6 +24,7 @@ from .conftest import QUICK
     (["ema=1.5"], "optimiser.ema must lie between 0 and 1"),
     (["steps=0"], "schedule.steps must be at least 1"),
     (["seed=-1"], "seed must be 0 or more"),
+    (["image_size=0"], "model.image_size must be at least 1"),
     (["train_size=0"], "data.train_size must be at least 1"),
     (["validation=1.0"], "data.validation must be at least 0 and below 1"),
     (["test=0"], "no test part and data.test is 0"),
@@ -66,3 +70,10 @@ def test_a_run_folder_of_another_recipe(
     )
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "is a run of another recipe (optimiser.lr is 0.001 there, 0.01 here): give another --run" in said
+
+
+def test_a_size_the_network_was_not_built_for() -> None:
+    recipe = override(Recipe(), ["backbone=timm:vit_tiny_patch16_224", "pretrained=false", "image_size=96"])
+    with pytest.raises(InputError, match=r"model\.image_size=96 does not suit timm:vit_tiny_patch16_224"):
+        build_model(recipe)
+    assert build_model(override(recipe, ["image_size=224"])).preprocessing.size == 224

@@ -116,7 +116,7 @@ def usual(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("values", [
     ["ema=0.9"], ["clip=0.1", "schedule.kind=cosine", "warmup_steps=5"], ["algorithm=sgd"],
     ["algorithm=adamw"], ["head_warmup=10"], ["precision=bf16"], ["memory=64"], ["loss=Smooth-AP"],
-    ["crop=official", "sampling=official"], ["train_size=24"],
+    ["crop=official", "sampling=official"], ["train_size=24"], ["image_size=64"],
     ["pooling=gem", "layer_norm=true"], ["merge_classes=2"], ["noisy_labels=0.2"],
 ], ids=lambda values: ",".join(values))  # fmt: skip
 def test_every_switch_runs_and_changes_the_run(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forerank.data import Preprocessing, Table
+from forerank.errors import InputError
 from forerank.models import EmbeddingModel, create_model, load_model, save_model
 from forerank.training.baselines import build_loss
 from forerank.training.batches import SMALL_IMAGES, FeatureRows, Plan
@@ -146,7 +147,26 @@ def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
     if not plain and m.embedding_dim == 0:
         model = build(model.feature_dim)
     model.preprocessing = replace(model.preprocessing, crop=recipe.data.crop)
+    if m.image_size is not None:
+        model.preprocessing = model.preprocessing.at_size(m.image_size)
+    for key, size in {"model.image_size": m.image_size, "data.train_size": recipe.data.train_size}.items():
+        if size is not None:
+            _check_size(model, key, size)
     return model
+
+
+def _check_size(model: EmbeddingModel, key: str, size: int) -> None:
+    """Refuse a size that the network cannot take before the long work: some are built for one size."""
+    training = model.training
+    try:
+        with torch.inference_mode():
+            model.eval().features(torch.zeros(1, model.preprocessing.channels, size, size))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise InputError(
+            f"{key}={size} does not suit {model.spec['backbone']}: leave it out, or give a multiple of 32"
+        ) from error
+    finally:
+        model.train(training)
 
 
 def assemble(recipe: Recipe, tables: Mapping[str, Table], processes: Processes) -> Assembly:

@@ -125,7 +125,7 @@ def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
         "batch.batch_size": b.batch_size, "batch.micro_batch": b.micro_batch, "evaluation.every": e.every,
         "evaluation.patience": e.patience, "schedule.steps": recipe.schedule.steps,
         "schedule.epochs": recipe.schedule.epochs, "save_every": recipe.save_every,
-        "data.train_size": recipe.data.train_size,
+        "data.train_size": recipe.data.train_size, "model.image_size": recipe.model.image_size,
     }  # fmt: skip
     _at_least(1, {key: value for key, value in optional.items() if value is not None}, {})
     size = b.batch_size

@@ -42,6 +42,9 @@ class Model:
     embedding_dim: int | None = setting(
         512, "length of an embedding; 0: as long as the features; null: no head, the features themselves"
     )
+    image_size: int | None = setting(
+        None, "side of the square that the model sees; null: what its weights expect"
+    )
     pooling: Literal["average", "gem"] = setting("average", "how the feature map becomes one vector")
     layer_norm: bool = setting(False, "layer norm before the linear embedding")
     pretrained: bool = setting(True, "start from the backbone's published weights")
