@@ -1,8 +1,10 @@
 """Killed for real, at several moments, then resumed: the same weights bit for bit."""
 
+import json
 import os
 import resource
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Callable
@@ -137,3 +139,67 @@ def test_a_full_disk_leaves_the_old_checkpoint(images: Path, tmp_path: Path, sta
     after = tensors(run)
     assert all(torch.equal(before[key], after[key]) for key in before if key.startswith("last"))
     assert not any((run / "checkpoints").glob(".writing-*"))
+
+
+def test_a_disk_that_fills_up_between_checkpoints_ends_the_run_and_hangs_nowhere(
+    images: Path, tmp_path: Path, start: Start
+) -> None:
+    """From some step on no file may grow: events are given up, then metrics.jsonl ends the run."""
+    run = tmp_path / "run"
+    values = [*QUICK, "report=false", "steps=100000", "every=100000", "save_every=20"]
+    process = start(["train", images, *values, "--run", run])
+    wait_for(lambda: (run / "last").exists() and steps_done(run) >= 22, process)
+    events = next((run / "tensorboard").iterdir()).stat().st_size
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (events, events))
+    _, talk = process.communicate(timeout=120)
+    assert process.returncode == 1, talk
+    *_, told, last = talk.strip().splitlines()
+    assert told.startswith(f"no more TensorBoard events in {run / 'tensorboard'} (File too large)")
+    assert last.startswith("forerank: cannot write ")
+    assert last.endswith(f"intact; make room, then resume with: forerank train {run}")
+    assert "Traceback" not in talk
+    saved = json.loads((run / "last" / "state.json").read_text())["step"]
+    process = start(["train", run])
+    wait_for(lambda: steps_done(run) >= saved + 30, process)
+    process.send_signal(signal.SIGINT)
+    _, talk = process.communicate(timeout=60)
+    assert process.returncode == 130, talk
+
+
+def test_the_board_can_be_read_and_steps_done_again_replace_the_old_ones(tmp_path: Path) -> None:
+    from tensorboardX.proto.event_pb2 import Event
+
+    from forerank.training.board import Board
+
+    for purge in (None, 2):
+        board = Board(tmp_path, purge)
+        board.add([("loss", 0.5), ("validation/recall@1", 0.25)], step=2)
+        board.close()
+    found = []
+    for file in sorted(tmp_path.iterdir()):
+        content = file.read_bytes()
+        while content:
+            (length,) = struct.unpack("<Q", content[:8])
+            found.append(Event.FromString(content[12 : 12 + length]))
+            content = content[16 + length :]
+    assert [event.WhichOneof("what") for event in found] == [
+        "file_version", "summary", "file_version", "session_log", "summary",
+    ]  # fmt: skip
+    assert found[3].step == 2
+    assert {value.tag: value.simple_value for value in found[4].summary.value} == {
+        "loss": 0.5, "validation/recall@1": 0.25,
+    }  # fmt: skip
+
+
+def test_a_board_without_room_is_given_up_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from forerank.training.board import Board
+
+    board = Board(tmp_path, None)
+    board._file = Path("/dev/full").open("wb")  # noqa: SIM115
+    board.add([("loss", 0.5)], step=1)
+    board.add([("loss", 0.5)], step=2)
+    board.close()
+    said = capsys.readouterr().err
+    assert said == f"no more TensorBoard events in {tmp_path} (No space left on device): the run goes on\n"

@@ -8,6 +8,7 @@ state are safetensors, the rest is JSON: nothing is unpickled.
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -25,7 +26,21 @@ LAST, BEST = "last", "best"
 
 
 class CheckpointError(ForerankError):
-    """A checkpoint could not be written; the one before it is intact."""
+    """A file of a run could not be written; the last checkpoint is intact."""
+
+
+def cannot_write(what: str, run: Path, error: Exception) -> CheckpointError:
+    """The sentence of a full disk.
+
+    >>> print(cannot_write("runs/a/metrics.jsonl", Path("runs/a"), OSError(28, "No space left on device")))
+    cannot write runs/a/metrics.jsonl (No space left on device): what was saved before is intact; make room, \
+then resume with: forerank train runs/a
+    """
+    reason = getattr(error, "strerror", None) or str(error)
+    return CheckpointError(
+        f"cannot write {what} ({reason}): what was saved before is intact; "
+        f"make room, then resume with: forerank train {shlex.quote(str(run))}"
+    )
 
 
 def write_checkpoint(run: Path, name: str, links: tuple[str, ...], fill: Callable[[Path], None]) -> Path:
@@ -54,11 +69,7 @@ def write_checkpoint(run: Path, name: str, links: tuple[str, ...], fill: Callabl
             _point(run, link, final)
     except (OSError, SafetensorError, ForerankError) as error:
         shutil.rmtree(writing, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(
-            f"cannot write a checkpoint in {run} ({reason}): the one before it is intact; "
-            f"make room, then resume with: forerank train {run}"
-        ) from error
+        raise cannot_write(f"a checkpoint in {run}", run, error) from error
     clean_checkpoints(run)
     return final
 

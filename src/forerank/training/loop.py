@@ -8,6 +8,7 @@ ends the same.
 
 import math
 import time
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +19,14 @@ from forerank.console import say
 from forerank.training.assemble import Assembly, assemble
 from forerank.training.baselines import build_loss, joint_loss
 from forerank.training.batches import Batch, Batches
-from forerank.training.checkpoint import BEST, LAST, clean_checkpoints, load_state, write_checkpoint
+from forerank.training.checkpoint import (
+    BEST,
+    LAST,
+    cannot_write,
+    clean_checkpoints,
+    load_state,
+    write_checkpoint,
+)
 from forerank.training.finish import Outcome, finish, finished_outcome, measure_before
 from forerank.training.interruption import InterruptedRun, Interruption
 from forerank.training.large_batch import backward_in_chunks
@@ -50,7 +58,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         InterruptedRun: a signal asked to stop; the run is saved.
     """
     device = choose_device(recipe.device)
-    with joined(device) as processes, Interruption() as interruption:
+    with joined(device) as processes, Interruption() as interruption, ExitStack() as opened:
         parts = open_parts(recipe)
         recipe = settle(recipe, parts["train"], processes.count, device)
         build_loss(recipe, classes=2, embedding_dim=8)  # a wrong name or argument is refused before any work
@@ -71,7 +79,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         steps = recipe.schedule.steps or recipe.schedule.epochs * a.plan.steps_per_epoch
         validate_every = recipe.evaluation.every or a.plan.steps_per_epoch
         save_every = recipe.save_every or validate_every
-        record = Record(run, processes, state.step, state.validated)
+        record = opened.enter_context(closing(Record(run, processes, state.step, state.validated)))
         batches = Batches(recipe, a.plan, a.train.data, range(state.step, steps), processes.device)
         stream, begun = iter(batches), state.step
         if processes.first:
@@ -110,17 +118,15 @@ def train(recipe: Recipe, run: Path) -> Outcome:
                 stop = largest(interruption.signal, processes)
                 if stop:
                     _save(run, a, state, LAST)
-                    record.close()
                     raise InterruptedRun(run, state.step, stop)
         del stream, batches  # ends the loading processes
         try:
             with interruption.at_once(processes.count == 1):
-                outcome = finish(run, a, before, record, asdict(state), notes)
+                return finish(run, a, before, record, asdict(state), notes)
         except KeyboardInterrupt:
             raise InterruptedRun(run, state.step, interruption.signal) from None
-        finally:
-            record.close()
-        return outcome
+        except OSError as error:
+            raise cannot_write(f"the results in {run}", run, error) from error
 
 
 def take_step(a: Assembly, batch: Batch, step: int) -> float:

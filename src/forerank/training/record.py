@@ -6,13 +6,15 @@ import platform
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from forerank import __version__
 from forerank.errors import InputError
-from forerank.training.checkpoint import BEST, LAST
+from forerank.training.board import Board
+from forerank.training.checkpoint import BEST, LAST, cannot_write
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe, differences, load_recipe, recipe_text
 
@@ -110,15 +112,15 @@ class Record:
 
         self.history = [row for row in read_history(run) if stays(row)]
         self._file, self._board = None, None
+        self._run = run
         if not processes.first:
             return
-        from tensorboardX import SummaryWriter
-
-        fresh = run / f".{METRICS}.new"
-        fresh.write_text("".join(_line(row) for row in self.history), encoding="utf-8")
-        fresh.replace(run / METRICS)
-        self._file = (run / METRICS).open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if step else None)
+        with full_disk_told(run / METRICS):
+            fresh = run / f".{METRICS}.new"
+            fresh.write_text("".join(_line(row) for row in self.history), encoding="utf-8")
+            fresh.replace(run / METRICS)
+            self._file = (run / METRICS).open("a", encoding="utf-8")
+        self._board = Board(run / "tensorboard", purge_step=step + 1 if step else None)
 
     def add(self, step: int, **values: Any) -> None:
         """One row at a step; nested values are numbered in TensorBoard as group/name."""
@@ -126,15 +128,16 @@ class Record:
         self.history.append(row)
         if self._file is None or self._board is None:
             return
-        self._file.write(_line(row))
-        self._file.flush()
-        for name, value in _scalars(values):
-            self._board.add_scalar(name, value, step)
+        with full_disk_told(self._run / METRICS):
+            self._file.write(_line(row))
+            self._file.flush()
+        self._board.add(_scalars(values), step)
 
     def close(self) -> None:
-        """Flush and close the files."""
+        """Close the files; every row was flushed as it came."""
         if self._file is not None and self._board is not None:
-            self._file.close()
+            with suppress(OSError):  # of a full disk, which was told; the file is closed all the same
+                self._file.close()
             self._board.close()
 
 
@@ -153,8 +156,18 @@ def _scalars(values: Mapping[str, Any], group: str = "") -> Iterable[tuple[str, 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that the file is the old one or the new one."""
     fresh = path.with_name(f".{path.name}.new")
-    fresh.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    fresh.replace(path)
+    with full_disk_told(path):
+        fresh.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        fresh.replace(path)
+
+
+@contextmanager
+def full_disk_told(file: Path) -> Iterator[None]:
+    """Turn the system's refusal to write a file of a run folder into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(str(file), file.parent, error) from error
 
 
 def versions() -> dict[str, str]:
