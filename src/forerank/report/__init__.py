@@ -13,9 +13,11 @@ from forerank.report.nearest import (
 from forerank.report.page import write_report
 from forerank.report.penalties import derivative, ranking_gradients, ranking_penalties
 from forerank.report.ranking_figure import Ranking, rank_query, ranking_figure, ranking_svg
+from forerank.report.summary import Choice
 from forerank.report.tables import ResultTable
 
 __all__ = [
+    "Choice",
     "ConfusedPair",
     "Neighbours",
     "Ranking",

@@ -93,23 +93,31 @@ def line_chart(
     *,
     x_label: str,
     y_label: str,
-    y_format: Format = plain,
+    share: bool = False,
     log_x: bool = False,
-    zero: bool = False,
+    mark: tuple[float, str] | None = None,
 ) -> str:
-    """Curves over a common axis; long ones are averaged and keep their spread as a band."""
+    """Curves over a common axis; long ones are averaged and keep their spread as a band.
+
+    Args:
+        share: the values are shares of one: shown in percent, on an axis that ends at 0 and 100.
+        mark: where on the x axis to draw an upright line, and what to write on it.
+    """
+    y_format = whole_percent if share else plain
     usable = [Line(c.name, *_finite(c.x, c.y), c.style, c.dots) for c in lines]
     usable = [c for c in usable if len(c.x)]
     if not usable:
         return ""
     xs = np.concatenate([np.asarray(c.x, dtype=float) for c in usable])
     ys = np.concatenate([np.asarray(c.y, dtype=float) for c in usable])
-    y_low, y_high = _padded(float(ys.min()), float(ys.max()), zero)
+    y_low, y_high = _padded(float(ys.min()), float(ys.max()), share)
     place_x = _scale(_log(xs.min(), log_x), _log(xs.max(), log_x), _LEFT, WIDTH - _RIGHT)
     place_y = _scale(y_low, y_high, HEIGHT - _BOTTOM, _TOP)
     x_ticks = sorted({float(x) for x in xs}) if log_x else ticks(float(xs.min()), float(xs.max()))
     parts = [_y_axis(ticks(y_low, y_high), place_y, y_format, y_label)]
     parts.append(_x_axis([(place_x(_log(t, log_x)), plain(t)) for t in x_ticks], x_label))
+    if mark is not None and xs.min() <= mark[0] <= xs.max():
+        parts.append(_mark(place_x(_log(mark[0], log_x)), mark[1]))
     for curve in usable:
         x, mean, low, high = _binned(np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float))
         px = [place_x(_log(v, log_x)) for v in x]
@@ -169,16 +177,16 @@ def bars(
     *,
     x_label: str,
     y_label: str,
-    y_format: Format = whole_percent,
 ) -> str:
-    """Grouped bars: one group of neighbours for each name."""
+    """Grouped bars of shares, in percent: one group of neighbours for each name."""
     top = max((max(values) for values in groups.values()), default=0.0)
     if not top:
         return ""
-    place_y = _scale(0.0, top * 1.05, HEIGHT - _BOTTOM, _TOP)
+    top = min(1.0, top * 1.05)
+    place_y = _scale(0.0, top, HEIGHT - _BOTTOM, _TOP)
     slot = (WIDTH - _LEFT - _RIGHT) / len(names)
     width = slot * 0.78 / len(groups)
-    parts = [_y_axis(ticks(0.0, top * 1.05), place_y, y_format, y_label)]
+    parts = [_y_axis(ticks(0.0, top), place_y, whole_percent, y_label)]
     parts.append(_x_axis([(_LEFT + slot * (i + 0.5), name) for i, name in enumerate(names)], x_label))
     for g, ((group, values), style) in enumerate(zip(groups.items(), styles, strict=True)):
         for i, value in enumerate(values):
@@ -186,7 +194,7 @@ def bars(
             parts.append(
                 f'<rect class="bar {style}" x="{x:.1f}" y="{place_y(value):.1f}" width="{width * 0.94:.1f}"'
                 f' height="{max(0.0, place_y(0) - place_y(value)):.1f}" rx="1.5">'
-                f"<title>{escape(group)}, {escape(names[i])}: {escape(y_format(value))}</title></rect>"
+                f"<title>{escape(group)}, {escape(names[i])}: {whole_percent(value)}</title></rect>"
             )
     return _figure(title, parts, list(zip(groups, styles, strict=True)))
 
@@ -196,7 +204,7 @@ def intervals(title: str, rows: Sequence[Interval], *, value_format: Format = pe
     ends = [e for r in rows for e in (r.value, r.low, r.high) if e is not None]
     if not ends:
         return ""
-    low, high = _padded(min(ends), max(ends), False)
+    low, high = _padded(min(ends), max(ends), max(ends) <= 1)
     height = 38 * len(rows) + 34
     place = _scale(low, high, 16, WIDTH - 16)
     grid = ticks(low, high, 5)
@@ -274,11 +282,23 @@ def _scale(low: float, high: float, start: float, end: float) -> Callable[[float
     return lambda value: float(start + (end - start) * (((value - low) / span) + middle))
 
 
-def _padded(low: float, high: float, zero: bool) -> tuple[float, float]:
-    if zero:
-        low = min(0.0, low)
+def _padded(low: float, high: float, share: bool) -> tuple[float, float]:
+    """The range with room around it; a share of one needs none below 0 or above 1.
+
+    >>> _padded(0.5, 1.0, True), _padded(1.0, 1.0, True)
+    ((0.47, 1.0), (0.9, 1.0))
+    """
     pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    return (low if zero and low == 0 else low - pad), high + pad
+    low, high = low - pad, high + pad
+    return (max(0.0, low), min(1.0, high)) if share else (low, high)
+
+
+def _mark(x: float, text: str) -> str:
+    anchor = "start" if x < WIDTH * 0.35 else "end" if x > WIDTH * 0.65 else "middle"
+    return (
+        f'<line class="best" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
+        f'<text class="name" x="{x:.1f}" y="{_TOP - 3}" text-anchor="{anchor}">{escape(text)}</text>'
+    )
 
 
 def _log(value: float, log: bool) -> float:

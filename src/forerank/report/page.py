@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forerank.errors import InputError
 from forerank.report.retrieval import retrieval
-from forerank.report.summary import Section, headline, metrics, training
+from forerank.report.summary import Choice, Section, headline, metrics, training
 from forerank.report.thumbnails import MOST_BYTES
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def write_report(
     embeddings: ArrayLike | None = None,
     labels: ArrayLike | None = None,
     history: Sequence[Mapping[str, Any]] = (),
+    choice: Choice | None = None,
     recipe: Mapping[str, Any] | None = None,
     versions: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
@@ -42,7 +43,8 @@ def write_report(
         table: the images behind the embeddings, row for row, for pictures and names.
         embeddings: (N, D) vectors of the last evaluation's model.
         labels: (N,) labels; the table's by default.
-        history: records of `metrics.jsonl`: a "step" or "epoch", losses, validation recall.
+        history: records of `metrics.jsonl`: a "step" or "epoch", losses, validation figures.
+        choice: the figure that chose the checkpoint, and where it was best.
         recipe: every setting of the run.
         versions: what it ran on.
         notes: sentences that a reader must not miss.
@@ -59,7 +61,7 @@ def write_report(
         1
     """
     vectors, codes = _rows(embeddings, labels, table)
-    sections = [headline(evaluations, codes), metrics(evaluations), training(history)]
+    sections = [headline(evaluations, codes), metrics(evaluations), training(history, choice)]
     lead = "" if table is None else table.name
     if vectors is not None and codes is not None:
         lead = f"{lead}: " * bool(lead) + f"{len(vectors):,} images of {len(np.unique(codes)):,} classes"

@@ -119,19 +119,41 @@ def _recall_curve(read: Mapping[str, Mapping[str, float]]) -> str:
         lines.append(charts.Line(name, [k for k, _ in at], [v for _, v in at], style, dots=True))
     if max((len(line.x) for line in lines), default=0) < 2:
         return ""
-    return charts.line_chart(
-        "Recall@k", lines, x_label="k", y_label="percent", y_format=charts.whole_percent, log_x=True
-    )
+    return charts.line_chart("Recall@k", lines, x_label="k", y_label="percent", share=True, log_x=True)
 
 
-def training(history: Sequence[Mapping[str, Any]]) -> Section:
-    """Loss and validation recall over the steps."""
-    drawn = ""
+@dataclass(frozen=True)
+class Choice:
+    """How the checkpoint was chosen.
+
+    Attributes:
+        figure: the validation figure that chose it, such as "map@r".
+        step: where that figure was best; 0 is the model from before training.
+        before: the figure of that model, if it was measured.
+    """
+
+    figure: str
+    step: int
+    before: float | None = None
+
+
+def training(history: Sequence[Mapping[str, Any]], choice: Choice | None) -> Section:
+    """Loss and validation figures over the steps, the checkpoint marked in the figure that chose it."""
     axis, losses = readings.curves(history, "loss")
-    drawn += charts.line_chart("Loss", losses, x_label=axis, y_label="loss")
-    axis, recalls = readings.curves(history, "recall")
-    drawn += charts.line_chart(
-        "Validation recall", recalls, x_label=axis, y_label="percent", y_format=charts.whole_percent
-    )
+    drawn = charts.line_chart("Loss", losses, x_label=axis, y_label="loss")
+    rows, mark = list(history), None
+    if choice is not None:
+        if choice.before is not None:
+            rows.insert(0, {"step": 0, "validation": {choice.figure: choice.before}})
+        axis, chosen = readings.curves(rows, f"validation/{choice.figure}")
+        best = [y for line in chosen for x, y in zip(line.x, line.y, strict=True) if x == choice.step]
+        if best:
+            value = readings.shown_value(choice.figure, best[0])
+            mark = (float(choice.step), f"kept: step {choice.step:,}, {value}")
+        title = f"{readings.shown_name(choice.figure)}, by which the checkpoint is chosen"
+        drawn += charts.line_chart(title, chosen, x_label=axis, y_label="percent", share=True, mark=mark)
+    if choice is None or not choice.figure.startswith("recall"):
+        axis, recalls = readings.curves(history, "recall")
+        drawn += charts.line_chart("Validation recall", recalls, x_label=axis, y_label="percent", share=True)
     under = '<p class="under">As in metrics.jsonl. Long curves are averaged; the band is their spread.</p>'
     return Section("training", "Training", f'{under}<div class="charts">{drawn}</div>' if drawn else "")

@@ -15,7 +15,7 @@ from forerank.errors import InputError
 from forerank.metrics import Evaluation
 from forerank.metrics.result import PerQuery
 from forerank.models import EmbeddingModel, load_model, save_model
-from forerank.report import write_report
+from forerank.report import Choice, write_report
 from forerank.training.assemble import Assembly, build_model, encode, open_inputs
 from forerank.training.batches import SMALL_IMAGES
 from forerank.training.checkpoint import BEST, save_state, write_checkpoint
@@ -178,6 +178,7 @@ def finish(
                 embeddings=embedded.vectors,
                 labels=embedded.table.label,
                 history=record.history,
+                choice=_choice(recipe, state, before["choice"]),
                 recipe=load_plain(recipe),
                 versions=versions(),
                 notes=notes,
@@ -185,6 +186,11 @@ def finish(
         write_json(run / RESULTS, results)
     wait_for_all(processes)
     return Outcome(run, results)
+
+
+def _choice(recipe: Recipe, state: Mapping[str, Any], before: float | None) -> Choice | None:
+    """How the checkpoint was chosen; None where no part chose."""
+    return None if before is None else Choice(recipe.evaluation.choose_by, state["best_step"], before)
 
 
 def load_plain(recipe: Recipe) -> dict[str, Any]:
