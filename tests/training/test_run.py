@@ -74,6 +74,12 @@ def test_never_worse_than_before(tmp_path: Path) -> None:
     assert outcome.results["best_step"] == 0
     assert test["trained"] == test["untrained"]
     assert "that model is kept" in outcome.results["notes"][-1]
+    assert outcome.results["kept"] == "untrained"
+    assert str(outcome).splitlines()[-1].startswith("kept: untrained")
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert '<th scope="col">kept: untrained</th>' in page
+    assert '<th scope="col">trained</th>' not in page
+    assert "kept: step 0, 100.0" in page
     assert load_model(tmp_path / "run").head is None
 
 

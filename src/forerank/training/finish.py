@@ -37,7 +37,9 @@ class Outcome:
     results: Mapping[str, Any]
 
     def __str__(self) -> str:
-        return results_table(self.results["test"])
+        kept = self.results.get("kept")
+        test = self.results["test"]
+        return results_table({(after_name(kept) if name == "trained" else name): test[name] for name in test})
 
 
 def results_table(test: Mapping[str, Mapping[str, float]]) -> str:
@@ -61,6 +63,15 @@ def results_table(test: Mapping[str, Mapping[str, float]]) -> str:
 def before_name(recipe: Recipe) -> str:
     """What the model is called before training."""
     return "zero-shot" if recipe.model.pretrained and recipe.model.backbone != "glyphnet" else "untrained"
+
+
+def after_name(kept: str | None) -> str:
+    """What the chosen model is called: trained, or the one from before if training did not help.
+
+    >>> after_name(None), after_name("zero-shot")
+    ('trained', 'kept: zero-shot')
+    """
+    return "trained" if kept is None else f"kept: {kept}"
 
 
 def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
@@ -146,11 +157,13 @@ def finish(
     chosen = load_model(run / BEST).to(processes.device).eval()
     embedded = embed(lambda x: encode(chosen, x, recipe, processes.device), a.test, recipe, processes)
     after = measure(embedded, recipe, processes, full=True)
+    kept = before_name(recipe) if state["best_step"] == 0 else None
     evaluations = {**before["test"], "trained": after}
     notes = notes_of(recipe, state, before["choice"], [*a.test.table.notes, *about_data])
     seconds = sum(row.get("seconds", 0.0) for row in record.history)
     results = {
         "test": {name: _numbers(e) for name, e in evaluations.items()},
+        "kept": kept,
         "best_step": state["best_step"],
         "steps": state["step"],
         "validation": {
@@ -173,7 +186,7 @@ def finish(
             write_report(
                 run / "report.html",
                 title=f"{recipe.name}: {recipe.loss.name} on {a.test.table.name}",
-                evaluations=evaluations,
+                evaluations={**before["test"], after_name(kept): after},
                 table=embedded.table,
                 embeddings=embedded.vectors,
                 labels=embedded.table.label,
