@@ -1,6 +1,7 @@
 """Whole runs, in this process: from pictures to a run folder."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +33,18 @@ def test_a_folder_of_images_becomes_a_whole_run(images: Path, tmp_path: Path) ->
     run = tmp_path / "run"
     outcome = train(load_recipe(images, [*QUICK, "steps=60", "every=20"]), run)
     test = outcome.results["test"]
-    assert set(test) == {"pixels", "untrained", "trained"}
+    assert list(test) == ["untrained", "pixels", "trained"]
     assert test["trained"]["recall@1"] >= test["untrained"]["recall@1"]
     history = read_history(run)
     assert [row["step"] for row in history if "loss" in row] == list(range(1, 61))
     assert [row["step"] for row in history if "validation" in row] == [20, 40, 60]
     assert any((run / "tensorboard").iterdir())
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert "trained" in page
+    before, after = re.findall(r'class="number (?:before|after)"><b>([\d.]+)', page)
+    assert (before, after) == tuple(
+        f"{100 * test[name]['recall@1']:.1f}" for name in ("untrained", "trained")
+    )
+    assert ">pixels<" in page  # a further row
     assert 'src="http' not in page
     assert "PNP-Dq" in (run / "recipe.yaml").read_text(encoding="utf-8")
     assert "trained" in str(outcome)

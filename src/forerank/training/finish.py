@@ -92,16 +92,16 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     def encode_plain(inputs: torch.Tensor) -> torch.Tensor:
         return encode(plain, inputs, recipe, processes.device)
 
-    evaluations: dict[str, Evaluation] = {}
-    if recipe.evaluation.report and plain.preprocessing.resize <= SMALL_IMAGES:
-        pixels = image_part(a.test.table, plain.preprocessing, recipe, "test", cache=True)
-        evaluations["pixels"] = measure(
-            embed(_pixels, pixels, recipe, processes), recipe, processes, full=True
-        )
+    evaluations: dict[str, Evaluation] = {}  # the model itself first: it is the "before" of the headline
     name = before_name(recipe)
     if recipe.evaluation.report or a.chooser is a.test:
         evaluations[name] = measure(
             embed(encode_plain, a.test, recipe, processes), recipe, processes, full=True
+        )
+    if recipe.evaluation.report and plain.preprocessing.resize <= SMALL_IMAGES:
+        pixels = image_part(a.test.table, plain.preprocessing, recipe, "test", cache=True)
+        evaluations["pixels"] = measure(
+            embed(_pixels, pixels, recipe, processes), recipe, processes, full=True
         )
     chooser = evaluations.get(name) if a.chooser is a.test else None
     if a.chooser is not None and chooser is None:
