@@ -62,6 +62,61 @@ def test_timm_weights_from_a_file_and_input_follows_the_weights(tmp_path: Path) 
     assert model.preprocessing.size == config.input_size[-1]
 
 
+def test_timm_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    """timm itself would fill what the file lacks with random numbers, and leave out what is too much."""
+    whole = import_timm().create_model("resnet18", num_classes=7).state_dict()
+    deeper = import_timm().create_model("resnet34", num_classes=7).state_dict()
+    renamed = {f"backbone.{key}": value for key, value in whole.items()}
+    files = {
+        "whole": whole,
+        "deeper": deeper,
+        "part": {key: value for key, value in whole.items() if not key.startswith("layer4")},
+        "renamed": renamed,
+        "wider": {**whole, "layer1.0.conv1.weight": torch.zeros(128, 64, 3, 3)},
+    }
+    for name, tensors in files.items():
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    create_model(f"timm:resnet18@{tmp_path / 'whole.safetensors'}")  # a classifier is left aside
+    sentences = {
+        "deeper": "deeper.safetensors does not fit timm:resnet18: it has an unexpected layer1.2.bn1.bias and",
+        "part": "part.safetensors does not fit timm:resnet18: it lacks layer4.0.bn1.bias and",
+        "renamed": "renamed.safetensors does not fit timm:resnet18: it lacks bn1.bias and",
+        "wider": "size mismatch for layer1.0.conv1.weight",
+    }
+    for name, sentence in sentences.items():
+        with pytest.raises(InputError) as refusal:
+            create_model(f"timm:resnet18@{tmp_path / f'{name}.safetensors'}")
+        assert sentence in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("layers", "what"), [(3, "lack"), (1, "have an unexpected")])
+def test_transformers_weights_of_another_depth_are_refused(tmp_path: Path, layers: int, what: str) -> None:
+    shape = {**TINY["vit"], "num_hidden_layers": 2, "image_size": 32}
+    config = transformers.AutoConfig.for_model("vit", **shape)
+    transformers.AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"size": {"height": 32, "width": 32}}')
+    create_model(f"hf:{tmp_path}")  # a classifier is left aside
+    config.num_hidden_layers = layers
+    config.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=rf"do not fit its config\.json: they {what} .*layers?\.[12]\."):
+        create_model(f"hf:{tmp_path}")
+
+
+def test_models_that_read_more_than_pictures_of_one_size_are_refused(tmp_path: Path) -> None:
+    try:
+        config = transformers.AutoConfig.for_model("siglip2", **TINY["siglip"])
+    except ValueError:
+        pytest.skip("this transformers does not know siglip2")
+    config.save_pretrained(tmp_path / "siglip2")
+    with pytest.raises(InputError, match="spatial_shapes beside the pixels"):
+        create_model(f"hf:{tmp_path / 'siglip2'}", pretrained=False)
+    shape = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    transformers.AutoConfig.for_model("bert", **shape).save_pretrained(tmp_path / "bert")
+    with pytest.raises(InputError, match="is not an image model: it reads input_ids"):
+        create_model(f"hf:{tmp_path / 'bert'}", pretrained=False)
+
+
 TINY = {
     "resnet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
     "convnext": {"hidden_sizes": [8, 16, 16, 24], "depths": [1, 1, 1, 1]},

@@ -1,5 +1,8 @@
 """Backbones of timm: `timm:NAME`. Weights come from the hub's cache, the hub, or a file the user names."""
 
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ def timm_backbone(name: str, pretrained: bool, own_pooling: bool, weights: Path 
     timm = import_timm()
     if not timm.is_model(name):
         raise unknown_timm(timm, name)
+    users = weights is not None
     if pretrained and weights is None:
         weights = _weights_of(timm, name)
     try:
@@ -36,10 +40,56 @@ def timm_backbone(name: str, pretrained: bool, own_pooling: bool, weights: Path 
             network = timm.create_model(name, pretrained=False, num_classes=0)
         else:
             overlay = {"file": str(weights)}
-            network = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay)
+            with _watched_loading() as loaded:
+                network = timm.create_model(
+                    name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay
+                )
+            _check_loaded(f"timm:{name}", network, loaded, str(weights), surplus_matters=users)
+    except InputError:
+        raise
     except Exception as error:
-        raise InputError(f"timm:{name} cannot be built: {str(error).splitlines()[0]}") from error
+        # torch says in its second line what is wrong with a file of weights.
+        reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
+        raise InputError(f"timm:{name} cannot be built: {reason}") from error
     return Backbone(TimmNetwork(network, own_pooling), network.num_features, _preprocessing(timm, network))
+
+
+@contextmanager
+def _watched_loading() -> Iterator[list[Any]]:
+    """What did not fit while timm fills a network: timm goes on with random layers and tells only a log."""
+    plain, results = nn.Module.load_state_dict, list[Any]()
+    log = logging.getLogger("timm")
+    level = log.level
+    log.setLevel(logging.ERROR)  # what it would list, key by key, is ours to say in one sentence
+
+    def watched(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+        results.append(plain(self, *arguments, **options))
+        return results[-1]
+
+    nn.Module.load_state_dict = watched  # type: ignore[method-assign]
+    try:
+        yield results
+    finally:
+        log.setLevel(level)
+        nn.Module.load_state_dict = plain  # type: ignore[method-assign]
+
+
+def _check_loaded(
+    name: str, network: Any, loaded: Sequence[Any], file: str, *, surplus_matters: bool
+) -> None:
+    """Refuse weights that left a layer random, or are of a larger network; a classifier may be there."""
+    own = network.pretrained_cfg.get("classifier") or ()
+    classifiers = ("head_dist", *((own,) if isinstance(own, str) else own))
+    for result in loaded:
+        surplus = [
+            key
+            for key in result.unexpected_keys
+            if not any(key == c or key.startswith(f"{c}.") for c in classifiers)
+        ]
+        for what, keys in (("lacks", sorted(result.missing_keys)), ("has an unexpected", sorted(surplus))):
+            if keys and (what == "lacks" or surplus_matters):
+                more = f" and {len(keys) - 1:,} more" if len(keys) > 1 else ""
+                raise InputError(f"{file} does not fit {name}: it {what} {keys[0]}{more}")
 
 
 def _weights_of(timm: Any, name: str) -> Path:

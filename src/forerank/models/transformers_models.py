@@ -5,9 +5,10 @@ features of their image tower (the text tower is dropped).
 """
 
 import contextlib
+import inspect
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,67 @@ def hf_backbone(
     extra = {"add_pooling_layer": False} if config.model_type in ("vit", "deit", "beit") else {}
     try:
         if pretrained and folder:
-            model = transformers.AutoModel.from_pretrained(str(folder), local_files_only=True, **extra)
+            with _quiet(transformers):
+                model, loaded = transformers.AutoModel.from_pretrained(
+                    str(folder), local_files_only=True, output_loading_info=True, **extra
+                )
+            _check_loaded(model, loaded, name)
         else:
             model = transformers.AutoModel.from_config(config, **extra)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(f"hf:{name} cannot be built: {str(error).splitlines()[0]}") from error
     model = getattr(model, "vision_model", model).float()  # some weights are stored in half precision
+    _check_input(model, name)
     # A saved model carries its own preprocessing, which replaces this one.
     pictures = _preprocessing(_picture_config(folder, name), values) if folder else Preprocessing()
     channels = _channels(model.config)
     return Backbone(HuggingFaceNetwork(model, own_pooling), channels, pictures, {"config": values})
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """What it would list of the weights, key by key, is ours to say in one sentence."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+
+
+def _check_loaded(model: nn.Module, loaded: Mapping[str, Any], name: str) -> None:
+    """Refuse weights that left a layer random, or are of a deeper network; a classifier may be there."""
+    parts = {part for part, _ in model.named_children()}
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    surplus = [
+        key
+        for key in sorted(loaded["unexpected_keys"])
+        if key.removeprefix(prefix).split(".")[0] in parts and any(p.isdigit() for p in key.split("."))
+    ]
+    for what, keys in (("lack", sorted(loaded["missing_keys"])), ("have an unexpected", surplus)):
+        if keys:
+            more = f" and {len(keys) - 1:,} more" if len(keys) > 1 else ""
+            raise InputError(
+                f"the weights of hf:{name} do not fit its config.json: they {what} {keys[0]}{more}"
+            )
+
+
+def _check_input(model: nn.Module, name: str) -> None:
+    """Refuse a model that reads something else than a batch of pictures of one size."""
+    parameters = inspect.signature(model.forward).parameters
+    if "pixel_values" not in parameters:
+        raise InputError(f"hf:{name} is not an image model: it reads {next(iter(parameters), 'nothing')}")
+    needed = [
+        p.name for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    more = [p for p in needed if p != "pixel_values"]
+    if more:
+        raise InputError(
+            f"hf:{name} needs {' and '.join(more)} beside the pixels, which is not supported: take a variant "
+            "of one input size, such as hf:google/siglip2-base-patch16-224"
+        )
 
 
 def _folder(name: str, pretrained: bool) -> Path:
