@@ -1,5 +1,6 @@
 """The loss of a recipe: ours by name, or pytorch-metric-learning's as a baseline under the same protocol."""
 
+import copy
 import inspect
 from typing import Any, cast
 
@@ -47,7 +48,26 @@ def build_loss(recipe: Recipe, classes: int, embedding_dim: int) -> nn.Module:
         return loss
     if isinstance(loss, RankingLoss):
         return CrossBatchMemory(loss, recipe.loss.memory)
+    _probe_references(loss, name, classes, embedding_dim)
     return PeerMemory(loss, recipe.loss.memory, name)
+
+
+def _probe_references(loss: nn.Module, name: str, classes: int, embedding_dim: int) -> None:
+    """Refuse a loss that cannot compare a batch with a memory bank, before the second step would."""
+    vectors = torch.eye(4, embedding_dim) + 0.1
+    labels = torch.arange(4) % min(2, classes)
+    try:
+        # On a copy, whose parameters and statistics nobody sees.
+        copy.deepcopy(loss)(vectors, labels, ref_emb=vectors.flip(0), ref_labels=labels.flip(0))
+    except (TypeError, ValueError) as error:
+        raise no_memory(name, error) from error
+    except (RuntimeError, IndexError):
+        pass  # four vectors may be too few for it; that it takes references is all that was asked
+
+
+def no_memory(name: str, error: Exception) -> InputError:
+    """The sentence about a loss without references."""
+    return InputError(f"{name} cannot use a memory bank ({error}): give loss.memory=0")
 
 
 def baseline(name: str, options: dict[str, Any], classes: int, embedding_dim: int) -> nn.Module:
@@ -123,9 +143,7 @@ class PeerMemory(nn.Module):
             try:
                 result = result + self.loss(embeddings, labels, ref_emb=kept, ref_labels=kept_labels)
             except ValueError as error:
-                raise InputError(
-                    f"{self.name} cannot use a memory bank ({error}): give loss.memory=0"
-                ) from error
+                raise no_memory(self.name, error) from error
         past = kept if len(kept) else embeddings.new_empty(0, embeddings.shape[1])
         self.embeddings = torch.cat([past, embeddings.detach().float()])[-self.size :]
         self.labels = torch.cat([kept_labels, labels])[-self.size :]
@@ -170,7 +188,9 @@ def joint_loss(loss: nn.Module, embeddings: Tensor, labels: Tensor, rows: Tensor
         extra = (rows,) if isinstance(loss, PeerMemory) else ()
         try:
             result = loss(embeddings, labels, *extra)
-        except (RuntimeError, IndexError) as error:
+        except InputError:
+            raise
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
             name = type(loss).__name__
             raise InputError(f"{PREFIX}{name} failed on a batch of {len(labels)}: {error}") from error
     return result
