@@ -35,6 +35,15 @@ from .conftest import QUICK
     (["loss=pml:FastAPLoss", "loss.bins=3"], "unknown argument of pml:FastAPLoss 'bins'"),
     (["alpha=0.5"], "alpha"),
     (["memory=-1"], "loss.memory must be 0"),
+    (["workers=-1"], "data.workers must be at least 0"),
+    (["hold_mb=-1"], "batch.hold_mb must be at least 0"),
+    (["lr=.inf"], "optimiser.lr must be above 0 and finite"),
+    (["weight_decay=.inf"], "optimiser.weight_decay must be 0 or more and finite"),
+    (["gamma=-1"], "schedule.gamma must be above 0"),
+    (["milestones=[-3]"], "schedule.milestones must be 0 or more"),
+    (["super_categories=2"], "batch.super_categories needs data with categories, and stripes has none"),
+    (["super_categories=0"], "batch.super_categories must be at least 1"),
+    (["loss=pml:FastAPLoss", "memory=32"], "pml:FastAPLoss cannot use a memory bank"),
     (["mode=head", "embedding_dim=null"], "mode=head needs model.embedding_dim"),
 ], ids=lambda v: ",".join(v) if isinstance(v, list) else "")  # fmt: skip
 def test_one_sentence(
@@ -77,3 +86,47 @@ def test_a_size_the_network_was_not_built_for() -> None:
     with pytest.raises(InputError, match=r"model\.image_size=96 does not suit timm:vit_tiny_patch16_224"):
         build_model(recipe)
     assert build_model(override(recipe, ["image_size=224"])).preprocessing.size == 224
+
+
+def test_weights_that_are_not_there_leave_no_folder(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    values = [f"backbone=glyphnet@{tmp_path / 'none.pth'}", "pretrained=true"]
+    assert command(["train", str(images), *QUICK, *values, "--run", str(run)]) == 2
+    assert capsys.readouterr().err == f"forerank: no weights file {tmp_path / 'none.pth'}\n"
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(("file", "text", "sentence"), [
+    ("results.json", "{", "results.json cannot be read"),
+    ("results.json", "{}", "results.json is damaged (it lacks 'test')"),
+    ("before.json", "\xff", "before.json cannot be read"),
+    ("before.json", '{"choice": 1, "test": {"untrained": {}}}', "before.json is damaged"),
+    ("last/state.json", "[]", "last cannot be read (state.json does not hold the state of a run)"),
+    ("last/state.json", "{}", "last cannot be read (state.json does not hold the state of a run)"),
+    ("last/state.safetensors", "", "last cannot be read"),
+    ("recipe.yaml", "seed: \xff", "recipe.yaml is not UTF-8"),
+])  # fmt: skip
+def test_damaged_files_of_a_run(
+    begun: Path, tmp_path: Path, file: str, text: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(begun, run, symlinks=True)
+    if file != "results.json":
+        (run / "results.json").unlink()
+    (run / file).write_bytes(text.encode("latin-1"))
+    assert command(["train", str(run)]) in (1, 2)
+    said = capsys.readouterr().err.strip()
+    assert sentence in said
+    assert "\n" not in said
+
+
+@pytest.fixture(scope="module")
+def begun(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run that has ended."""
+    run = tmp_path_factory.mktemp("begun") / "run"
+    train(load_recipe(images, [*QUICK, "steps=2", "report=false", "choose_on=test"]), run)
+    return run

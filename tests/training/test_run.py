@@ -184,6 +184,44 @@ def test_unreadable_images(images: Path, tmp_path: Path) -> None:
         assert np.isfinite(outcome.results["test"]["trained"]["recall@1"])
 
 
+def test_skipped_images_are_the_same_for_micro_batches(images: Path, tmp_path: Path) -> None:
+    """The first row, a whole class, and a file whose header is fine: none of them is ever in a batch."""
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(images, broken)
+    for file in [broken / "class_00" / "0.png", *(broken / "class_02").iterdir()]:
+        file.write_bytes(b"not a picture")
+    whole = (broken / "class_05" / "3.png").read_bytes()
+    (broken / "class_05" / "3.png").write_bytes(whole[: len(whole) // 2])
+    values = [*SHORT, "on_bad=skip", "test=0.2", "validation=0.1", "lr=1e-5", "temperature=0.1"]
+    histories = []
+    for chunk in ("null", "1"):
+        run = tmp_path / chunk
+        outcome = train(load_recipe(broken, [*values, f"micro_batch={chunk}"]), run)
+        assert "10 of 160 images cannot be read and are left out" in outcome.results["notes"]
+        histories.append([row["loss"] for row in read_history(run) if "loss" in row])
+    assert len(histories[0]) == 6
+    assert histories[0] == pytest.approx(histories[1], abs=1e-5)
+
+
+def test_images_that_changed_are_looked_at_again(images: Path, tmp_path: Path) -> None:
+    import shutil
+
+    own, run = tmp_path / "own", tmp_path / "run"
+    shutil.copytree(images, own)
+    recipe = load_recipe(own, [*SHORT, "save_every=2"])
+    train(recipe, run)
+    (run / "results.json").unlink()
+    (own / "class_01" / "0.png").write_bytes(b"not a picture")
+    with pytest.raises(InputError, match=r"1 of 160 images cannot be used, first class_01/0\.png"):
+        train(recipe, run)
+    shutil.copy(images / "class_01" / "0.png", own / "class_01" / "0.png")
+    (run / "data.json").write_text("{")  # damaged: looked at again
+    assert train(recipe, run).results["steps"] == 6
+    assert json.loads((run / "data.json").read_text())["bad"] == []
+
+
 def test_a_picture_in_train_and_test_is_told(images: Path, tmp_path: Path) -> None:
     import shutil
 

@@ -169,10 +169,16 @@ def _check_size(model: EmbeddingModel, key: str, size: int) -> None:
         model.train(training)
 
 
-def assemble(recipe: Recipe, tables: Mapping[str, Table], processes: Processes) -> Assembly:
-    """Build all parts of a run; in head mode this computes the backbone's features or finds them cached."""
+def assemble(
+    recipe: Recipe, tables: Mapping[str, Table], processes: Processes, model: EmbeddingModel | None = None
+) -> Assembly:
+    """Build all parts of a run; in head mode this computes the backbone's features or finds them cached.
+
+    Args:
+        model: of `build_model`, if the caller has it already.
+    """
     device = processes.device
-    model = build_model(recipe).to(device)
+    model = (build_model(recipe) if model is None else model).to(device)
     loss = build_loss(recipe, len(tables["train"].classes), model.output_dim).to(device)
     plan = Plan(recipe, tables["train"], processes)  # refuses impossible batches before the long work
     if recipe.mode == "full":

@@ -105,10 +105,9 @@ class Batches:
         self.plan, self.steps, self.device = plan, steps, device
         self.waited = 0.0
         share = len(plan.keys(0))
-        bytes_each = data[0][0].numel() * 4 if recipe.batch.micro_batch else 0
         self.chunk = min(recipe.batch.micro_batch or share, share)
         self.chunked = self.chunk < share
-        self.readings = 2 if self.chunked and share * bytes_each > recipe.batch.hold_mb * 2**20 else 1
+        self.readings = 2 if self.chunked and share * _bytes_each(data) > recipe.batch.hold_mb * 2**20 else 1
         workers = loading_processes(recipe, data)
         self.loader = DataLoader(
             data,
@@ -138,6 +137,13 @@ class Batches:
                 return
             inputs, labels, rows = found
             yield inputs.to(self.device, non_blocking=True), labels.to(self.device), rows
+
+
+def _bytes_each(data: object) -> int:
+    """Memory of one input as float32; no row is read for it, since the first may be one that is skipped."""
+    if isinstance(data, ImageDataset):
+        return int(data.preprocessing.channels * data.preprocessing.size**2 * 4)
+    return int(data.features[0].numel() * 4) if isinstance(data, FeatureRows) else 0
 
 
 def _take(stream: Iterator[Chunk], number: int) -> Iterator[Chunk]:

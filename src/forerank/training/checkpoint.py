@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -115,16 +115,24 @@ def save_state(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Ten
     (folder / "state.json").write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def load_state(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What `save_state` wrote."""
+def load_state(folder: Path, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What `save_state` wrote: the values of these names, and the tensors."""
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        if not isinstance(state, dict) or state.keys() != set(names):
+            raise ValueError("state.json does not hold the state of a run")
         tensors = folder / "state.safetensors"
         return state, load_file(tensors) if tensors.exists() else {}
     except (OSError, ValueError, SafetensorError) as error:
-        raise ForerankError(
-            f"the checkpoint {folder} cannot be read ({error}): remove {folder} to begin anew"
-        ) from error
+        raise unreadable(folder, error) from error
+
+
+def unreadable(folder: Path, error: Exception) -> ForerankError:
+    """The sentence about a damaged checkpoint."""
+    reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
+    return ForerankError(
+        f"the checkpoint {folder} cannot be read ({reason}): remove {folder.parent} to begin anew"
+    )
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

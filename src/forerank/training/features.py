@@ -29,6 +29,12 @@ def features_key(model: EmbeddingModel, precision: str, table: Table) -> str:
             continue
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    hash_files(digest, table)
+    return digest.hexdigest()[:32]
+
+
+def hash_files(digest: "hashlib._Hash", table: Table) -> None:
+    """Add to a digest which files a table names and in which state they are, without reading them."""
     digest.update(f"{table.root.resolve()}\n".encode("utf-8", "surrogateescape"))
     for relative, file in zip(table.path, table.files, strict=True):
         about = file.stat() if file.exists() else None
@@ -36,7 +42,6 @@ def features_key(model: EmbeddingModel, precision: str, table: Table) -> str:
         digest.update(f"{relative}\0{state}\n".encode("utf-8", "surrogateescape"))
     if table.box is not None:
         digest.update(np.ascontiguousarray(table.box).tobytes())
-    return digest.hexdigest()[:32]
 
 
 def cached_features(

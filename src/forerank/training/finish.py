@@ -1,6 +1,5 @@
 """Before and after: the pretrained model measured first, the chosen one last, the report, and the verdict."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from forerank.console import format_table, say
-from forerank.errors import InputError
+from forerank.errors import ForerankError, InputError
 from forerank.metrics import Evaluation
 from forerank.metrics.result import PerQuery
 from forerank.models import EmbeddingModel, load_model, save_model
@@ -23,7 +22,7 @@ from forerank.training.measure import Embedded, embed, image_part, measure
 from forerank.training.prepare import choose_device, open_parts
 from forerank.training.processes import Processes, joined, wait_for_all
 from forerank.training.recipe import Recipe, load_recipe, recipe_text
-from forerank.training.record import RECIPE, RESULTS, Record, is_run, versions, write_json
+from forerank.training.record import RECIPE, RESULTS, Record, is_run, read_json, versions, write_json
 
 BEFORE = "before.json"
 SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "recall@5", "recall@10", "map@r", "nmi")
@@ -83,8 +82,12 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     recipe, processes = a.recipe, a.processes
     stored = run / BEFORE
     if stored.exists() and (run / BEST).exists():
-        known = json.loads(stored.read_text(encoding="utf-8"))
-        tests = {name: evaluation_from_dict(value) for name, value in known["test"].items()}
+        advice = f"remove {run} to begin anew"
+        known = read_json(stored, ("choice", "test"), advice)
+        try:
+            tests = {name: evaluation_from_dict(value) for name, value in known["test"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ForerankError(f"{stored} is damaged ({error}): {advice}") from error
         return {"choice": known["choice"], "test": tests}
     wait_for_all(processes)
     plain = build_model(recipe, plain=True).to(processes.device).eval()
@@ -243,7 +246,8 @@ def _numbers(evaluation: Mapping[str, Any]) -> dict[str, float]:
 
 def finished_outcome(run: Path) -> Outcome:
     """The outcome of a run that has ended."""
-    return Outcome(run, json.loads((run / RESULTS).read_text(encoding="utf-8")))
+    advice = f"remove {run / RESULTS} to measure the end of the run again"
+    return Outcome(run, read_json(run / RESULTS, ("test", "report"), advice))
 
 
 def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:

@@ -19,12 +19,13 @@ class InterruptedRun(ForerankError):  # noqa: N818 - stopping when asked is no e
 
     >>> print(InterruptedRun(Path("runs/my birds"), 120, signal.SIGINT))
     stopped after step 120, saved; resume with: forerank train 'runs/my birds'
+    >>> print(InterruptedRun(Path("runs/birds"), None, signal.SIGINT))
+    stopped while preparing; resume with: forerank train runs/birds
     """
 
-    def __init__(self, run: Path, step: int, number: int) -> None:
-        super().__init__(
-            f"stopped after step {step:,}, saved; resume with: forerank train {shlex.quote(str(run))}"
-        )
+    def __init__(self, run: Path, step: int | None, number: int) -> None:
+        when = "while preparing" if step is None else f"after step {step:,}, saved"
+        super().__init__(f"stopped {when}; resume with: forerank train {shlex.quote(str(run))}")
         self.exit_code = 128 + number
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from forerank.console import say
-from forerank.training.assemble import Assembly, assemble
+from forerank.training.assemble import Assembly, assemble, build_model
 from forerank.training.baselines import build_loss, joint_loss
 from forerank.training.batches import Batch, Batches
 from forerank.training.checkpoint import (
@@ -25,17 +25,19 @@ from forerank.training.checkpoint import (
     cannot_write,
     clean_checkpoints,
     load_state,
+    unreadable,
     write_checkpoint,
 )
 from forerank.training.finish import Outcome, finish, finished_outcome, measure_before
+from forerank.training.image_check import look_at_images
 from forerank.training.interruption import InterruptedRun, Interruption
 from forerank.training.large_batch import backward_in_chunks
 from forerank.training.measure import embed, measure
 from forerank.training.optimise import peak_rate, rate_factor, set_rates
-from forerank.training.prepare import check_images, choose_device, open_parts, settle
+from forerank.training.prepare import choose_device, open_parts, settle
 from forerank.training.processes import average_gradients, bar, joined, largest, wait_for_all
 from forerank.training.recipe import Recipe
-from forerank.training.record import RESULTS, Record, claim_run
+from forerank.training.record import RESULTS, Record, as_begun, claim_run, is_run, refuse_foreign
 
 
 @dataclass
@@ -59,23 +61,32 @@ def train(recipe: Recipe, run: Path) -> Outcome:
     """
     device = choose_device(recipe.device)
     with joined(device) as processes, Interruption() as interruption, ExitStack() as opened:
-        parts = open_parts(recipe)
-        recipe = settle(recipe, parts["train"], processes.count, device)
-        build_loss(recipe, classes=2, embedding_dim=8)  # a wrong name or argument is refused before any work
-        notes: list[str] = []
-        if processes.first:
-            claim_run(run, recipe)
-            notes = check_images(run, parts, recipe)
-        wait_for_all(processes)
-        if (run / RESULTS).exists():
-            return finished_outcome(run)
-
-        with interruption.at_once():
-            a = assemble(recipe, parts, processes)
-            if processes.first:
-                clean_checkpoints(run)
-            before = measure_before(run, a)
-            state = _take_up(run, a, before["choice"])
+        try:
+            with interruption.at_once():
+                recipe = as_begun(recipe, run, processes.count)
+                parts = open_parts(recipe)
+                settled = settle(recipe, parts["train"], processes.count, device)
+                build_loss(settled, classes=2, embedding_dim=8)  # a wrong name or argument is refused here
+                if processes.first:
+                    refuse_foreign(run, settled)
+                if (run / RESULTS).exists():
+                    return finished_outcome(run)
+                model = build_model(settled)  # weights that cannot be had are refused before any work
+                images = look_at_images(run, parts, settled, processes)
+                recipe = settle(recipe, images.parts["train"], processes.count, device)
+                if processes.first:
+                    claim_run(run, recipe)
+                    images.keep(run)
+                wait_for_all(processes)
+                a = assemble(recipe, images.parts, processes, model)
+                if processes.first:
+                    clean_checkpoints(run)
+                before = measure_before(run, a)
+                state = _take_up(run, a, before["choice"])
+        except KeyboardInterrupt:
+            if not is_run(run):  # nothing is kept yet
+                raise
+            raise InterruptedRun(run, None, interruption.signal) from None
         steps = recipe.schedule.steps or recipe.schedule.epochs * a.plan.steps_per_epoch
         validate_every = recipe.evaluation.every or a.plan.steps_per_epoch
         save_every = recipe.save_every or validate_every
@@ -122,7 +133,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         del stream, batches  # ends the loading processes
         try:
             with interruption.at_once(processes.count == 1):
-                return finish(run, a, before, record, asdict(state), notes)
+                return finish(run, a, before, record, asdict(state), images.notes)
         except KeyboardInterrupt:
             raise InterruptedRun(run, state.step, interruption.signal) from None
         except OSError as error:
@@ -220,6 +231,9 @@ def _take_up(run: Path, a: Assembly, choice: float | None) -> State:
     """The state of the last checkpoint, its tensors put back; a new state if there is none."""
     if not (run / LAST).exists():
         return State(validated=0, best=-1.0 if choice is None else choice)
-    plain, tensors = load_state(run / LAST)
-    a.restore(run / LAST, tensors)
+    plain, tensors = load_state(run / LAST, asdict(State()).keys())
+    try:
+        a.restore(run / LAST, tensors)
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise unreadable(run / LAST, error) from error
     return State(**plain)

@@ -1,22 +1,17 @@
 """Before the first step: the parts of the data, and a recipe in which nothing is left open."""
 
 import dataclasses
-import json
-from collections.abc import Mapping
+import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from forerank.data import Table, check_table, hold_out, merge_classes, noisy_labels, open_table
-from forerank.data.table import concatenate
+from forerank.data import Table, hold_out, merge_classes, noisy_labels, open_table
 from forerank.errors import InputError
 from forerank.training.optimise import peak_rate
 from forerank.training.recipe import Recipe
-from forerank.training.record import write_json
 
-CHECKED = "data.json"
 # Classes in a batch that nobody chose.
 USUAL_CLASSES = 64
 
@@ -74,41 +69,6 @@ def open_parts(recipe: Recipe) -> dict[str, Table]:
     return parts
 
 
-def check_images(run: Path, parts: Mapping[str, Table], recipe: Recipe) -> list[str]:
-    """Look at every image's header once a run; what a reader of the results must know, as sentences.
-
-    Raises:
-        InputError: images are missing or broken, and the recipe does not say to leave them out.
-    """
-    file = run / CHECKED
-    if not recipe.data.check or recipe.data.source == "glyphs":
-        return []
-    if file.exists():
-        known: list[str] = json.loads(file.read_text(encoding="utf-8"))["notes"]
-        return known
-    found = check_table(concatenate([part for part in parts.values() if len(part)]))
-    bad = [*found.missing, *found.broken]
-    if bad and recipe.data.on_bad == "refuse":
-        reason = "is missing" if found.missing else found.broken[bad[0]]
-        raise InputError(
-            f"{len(bad):,} of {found.images:,} images cannot be used, first {bad[0]} ({reason}): "
-            "mend or remove them, or give on_bad=skip"
-        )
-    notes = [f"{len(bad):,} of {found.images:,} images cannot be read and are left out"] if bad else []
-    if found.leaked:
-        notes.append(
-            f"{len(found.leaked):,} pictures are in training and in validation or test, first "
-            f"{' and '.join(found.leaked[0][:2])}: the figures flatter"
-        )
-    if found.conflicting:
-        notes.append(
-            f"{len(found.conflicting):,} pictures appear under two labels, first "
-            f"{' and '.join(found.conflicting[0][:2])}"
-        )
-    write_json(file, {"notes": notes})
-    return notes
-
-
 def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
     """The recipe with every open value decided, or one sentence about what cannot work.
 
@@ -125,9 +85,13 @@ def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
         "batch.batch_size": b.batch_size, "batch.micro_batch": b.micro_batch, "evaluation.every": e.every,
         "evaluation.patience": e.patience, "schedule.steps": recipe.schedule.steps,
         "schedule.epochs": recipe.schedule.epochs, "save_every": recipe.save_every,
+        "batch.super_categories": b.super_categories,
         "data.train_size": recipe.data.train_size, "model.image_size": recipe.model.image_size,
     }  # fmt: skip
     _at_least(1, {key: value for key, value in optional.items() if value is not None}, {})
+    _at_least(0, {"data.workers": recipe.data.workers or 0, "batch.hold_mb": b.hold_mb}, {})
+    if b.super_categories is not None and train.category is None:
+        raise InputError(f"batch.super_categories needs data with categories, and {train.name} has none")
     size = b.batch_size
     if size is None:
         fitting = min(USUAL_CLASSES, classes) // processes * processes
@@ -188,10 +152,14 @@ def _at_least(least: int, values: dict[str, int], reasons: dict[str, str]) -> No
 def _check_rates(recipe: Recipe) -> None:
     o, s = recipe.optimiser, recipe.schedule
     for key, value in (("lr", o.lr), ("head_lr", o.head_lr), ("loss_lr", o.loss_lr), ("clip", o.clip)):
-        if value is not None and not value > 0:
-            raise InputError(f"optimiser.{key} must be above 0, not {value}")
-    if not o.weight_decay >= 0:
-        raise InputError(f"optimiser.weight_decay must be 0 or more, not {o.weight_decay}")
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"optimiser.{key} must be above 0 and finite, not {value}")
+    if not 0 <= o.weight_decay < math.inf:
+        raise InputError(f"optimiser.weight_decay must be 0 or more and finite, not {o.weight_decay}")
+    if not 0 < s.gamma < math.inf:
+        raise InputError(f"schedule.gamma must be above 0 and finite, not {s.gamma}")
+    if any(epoch < 0 for epoch in s.milestones):
+        raise InputError(f"schedule.milestones must be 0 or more, not {min(s.milestones)}")
     if o.ema is not None and not 0 < o.ema < 1:
         raise InputError(f"optimiser.ema must lie between 0 and 1, not {o.ema}")
     if o.head_warmup < 0 or s.warmup_steps < 0:

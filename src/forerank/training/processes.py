@@ -140,6 +140,15 @@ def largest(value: int, processes: Processes) -> int:
     return int(tensor.item())
 
 
+def from_first(tensor: Tensor, processes: Processes) -> Tensor:
+    """The first process's tensor, in all of them; it has the same shape and type in each."""
+    if processes.count == 1:
+        return tensor
+    there = tensor.to(processes.device)
+    dist.broadcast(there, 0)
+    return there.to(tensor.device)
+
+
 def shard(n: int, processes: Processes) -> range:
     """The rows out of `n` that this process takes.
 

@@ -290,6 +290,8 @@ def load_recipe(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
 def _read_yaml(path: Any, where: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where} is not UTF-8: save it as UTF-8 text") from error
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         at = f" at line {line + 1}" if line is not None else ""

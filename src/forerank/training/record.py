@@ -8,11 +8,12 @@ import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from forerank import __version__
-from forerank.errors import InputError
+from forerank.errors import ForerankError, InputError
 from forerank.training.board import Board
 from forerank.training.checkpoint import BEST, LAST, cannot_write
 from forerank.training.processes import Processes
@@ -67,10 +68,38 @@ def begin_again(run: Path) -> None:
         shutil.rmtree(run)
 
 
-def claim_run(run: Path, recipe: Recipe) -> None:
-    """Make the run folder this recipe's own, or refuse if it is another's."""
+def begun_recipe(run: Path) -> Recipe | None:
+    """The recipe of a run that has left a model, and so must be taken up as it is."""
     if is_run(run) and any((run / link).exists() for link in (LAST, BEST)):
-        other = differences(load_recipe(run / RECIPE), recipe)
+        return load_recipe(run / RECIPE)
+    return None
+
+
+def as_begun(recipe: Recipe, run: Path, processes: int) -> Recipe:
+    """The recipe with the batch that a run was begun with, if it names none itself.
+
+    A batch that nobody chose is fitted to the processes; a run that is taken up by more or fewer keeps its
+    own, since another batch would be another run.
+    """
+    begun = begun_recipe(run)
+    if begun is None:
+        return recipe
+    if recipe.batch.batch_size is None:
+        recipe = replace(recipe, batch=replace(recipe.batch, batch_size=begun.batch.batch_size))
+    size, each = begun.batch.batch_size, begun.batch.images_per_class
+    if size is not None and size == recipe.batch.batch_size and (size // each) % processes:
+        raise InputError(
+            f"{run} was begun with batches of {size // each} classes, which {processes} processes cannot "
+            f"share evenly: resume it with a number of processes that divides {size // each}"
+        )
+    return recipe
+
+
+def refuse_foreign(run: Path, recipe: Recipe) -> None:
+    """Refuse a folder that is another recipe's run, or no run at all."""
+    begun = begun_recipe(run)
+    if begun is not None:
+        other = differences(begun, recipe)
         if other:
             key, (theirs, ours) = next(iter(other.items()))
             more = f" and {len(other) - 1} more" if len(other) > 1 else ""
@@ -80,7 +109,14 @@ def claim_run(run: Path, recipe: Recipe) -> None:
             )
     elif run.exists() and not is_run(run) and (not run.is_dir() or any(run.iterdir())):
         raise InputError(f"{run} is not empty and not a run folder: give another --run")
-    else:
+
+
+def claim_run(run: Path, recipe: Recipe) -> None:
+    """Make the run folder this recipe's own, or refuse if it is another's."""
+    refuse_foreign(run, recipe)
+    if begun_recipe(run) is not None:
+        return
+    with full_disk_told(run / RECIPE):
         run.mkdir(parents=True, exist_ok=True)
         fresh = run / f".{RECIPE}.new"
         fresh.write_text(recipe_text(recipe), encoding="utf-8")
@@ -88,14 +124,18 @@ def claim_run(run: Path, recipe: Recipe) -> None:
 
 
 def read_history(run: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl; a last line cut short by a kill is left out."""
+    """The rows of metrics.jsonl; a last line cut short by a kill, or a damaged one, ends them."""
     rows: list[dict[str, Any]] = []
     file = run / METRICS
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    for line in text.splitlines():
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             break
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            break
+        rows.append(row)
     return rows
 
 
@@ -159,6 +199,19 @@ def write_json(path: Path, value: Any) -> None:
     with full_disk_told(path):
         fresh.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
         fresh.replace(path)
+
+
+def read_json(path: Path, keys: Iterable[str], advice: str) -> dict[str, Any]:
+    """What `write_json` wrote, with these keys in it; a damaged file is one sentence that ends in advice."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ForerankError(f"{path} cannot be read ({error}): {advice}") from error
+    lacking = [key for key in keys if not isinstance(value, dict) or key not in value]
+    if lacking:
+        raise ForerankError(f"{path} is damaged (it lacks {lacking[0]!r}): {advice}")
+    found: dict[str, Any] = value
+    return found
 
 
 @contextmanager
