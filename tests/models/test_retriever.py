@@ -125,8 +125,18 @@ def test_embed_and_export_commands(
     assert "should end in .npy" in errors
     assert "no folder" in errors
     pytest.importorskip("onnxruntime")
-    assert run(["export", "run", "--onnx", "m.onnx"]) == 0
-    assert "unit vectors (N, 16)" in capsys.readouterr().out
+    assert run(["export", "run", "--onnx", "m.txt"]) == 2
+    assert "should end in .onnx, not 'm.txt'" in capsys.readouterr().err
+    assert run(["export", "run", "--onnx", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["file"] == "run/model.onnx"
+    assert (told["image"], told["dim"]) == ([1, 32, 32], 16)
+    assert told["difference"] < 1e-4
+    assert Path("run/model.onnx").is_file()
+    assert run(["embed", "run", "pictures", "-o", "again.npy", "--on-bad", "skip", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["file"], told["paths"], told["images"], told["dim"]) == ("again.npy", "again.txt", 8, 16)
+    assert told["left_out"] == ["pictures/class2/2.png"]
 
 
 def test_models_list_command(capsys: pytest.CaptureFixture[str]) -> None:

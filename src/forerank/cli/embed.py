@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from forerank.console import say
+from forerank.console import print_json, say
 
 
 def embed(
@@ -17,6 +17,7 @@ def embed(
     batch_size: int = 64,
     device: str = "auto",
     on_bad: str = "refuse",
+    json: bool = False,
 ) -> None:
     """Embed pictures: write their vectors (N, D) as .npy, and their paths, one a line, beside it as .txt.
 
@@ -36,6 +37,8 @@ def embed(
         auto, cpu, cuda, ...
     on_bad
         refuse: stop at a picture that cannot be decoded. skip: leave it out and say so.
+    json
+        Print the result as JSON.
     """
     from forerank.models import Retriever, embed_files, keep_freed_memory
 
@@ -45,4 +48,9 @@ def embed(
     )
     for file in skipped:
         say(f"left out, cannot be decoded: {file}")
+    if json:
+        paths = str(output.with_suffix(".txt"))
+        told = {"file": str(output), "paths": paths, "images": written[0], "dim": written[1]}
+        print_json({**told, "left_out": [str(file) for file in skipped]})
+        return
     print(f"{written[0]:,} vectors of {written[1]} in {output}, their paths in {output.with_suffix('.txt')}")

@@ -1,24 +1,57 @@
 """`forerank export`: a model for other programs."""
 
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from forerank.console import print_json
 
 
-def export(model: str, /, *, onnx: Path) -> None:
+def export(
+    model: str,
+    /,
+    *,
+    onnx: Annotated[list[Path] | None, Parameter(consume_multiple=(0, 1), negative=())] = None,
+    json: bool = False,
+) -> None:
     """Write a model as ONNX, for any batch size, and check it against torch with onnxruntime.
 
-    Example: forerank export runs/birds --onnx birds.onnx
+    Examples:
+
+        forerank export runs/birds --onnx
+        forerank export runs/birds --onnx birds.onnx
 
     Parameters
     ----------
     model
         A run folder, a model folder, or a backbone such as efficientnet-lite0.
     onnx
-        The .onnx file to write. Its metadata says how pictures are prepared.
+        The .onnx file to write; without a name model.onnx in the folder, or the backbone's name. Its metadata
+        says how pictures are prepared.
+    json
+        Print the result as JSON.
     """
     from forerank.models import Retriever, export_onnx
 
+    file = onnx[-1] if onnx else _usual_file(model)
     retriever = Retriever.load(model, device="cpu")
-    difference = export_onnx(retriever.model, onnx)
+    difference = export_onnx(retriever.model, file)
     p = retriever.model.preprocessing
-    print(f"{onnx}: images (N, {p.channels}, {p.size}, {p.size}) to unit vectors (N, {retriever.dim})")
+    if json:
+        image = [p.channels, p.size, p.size]
+        print_json({"file": str(file), "image": image, "dim": retriever.dim, "difference": difference})
+        return
+    print(f"{file}: images (N, {p.channels}, {p.size}, {p.size}) to unit vectors (N, {retriever.dim})")
     print(f"largest difference between onnxruntime and torch: {difference:.1e}")
+
+
+def _usual_file(model: str) -> Path:
+    """
+    >>> _usual_file("timm:resnet50").as_posix()
+    'timm-resnet50.onnx'
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder / "model.onnx"
+    return Path(f"{model.replace(':', '-').replace('/', '-')}.onnx")
