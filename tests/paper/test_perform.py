@@ -44,12 +44,25 @@ def test_train_make_skip(
     # Once more: nothing is trained, the numbers stay; the ranking of a query of one of the runs.
     stamps = [(r.folder / "results.json").stat().st_mtime_ns for r in plan]
     capsys.readouterr()
-    perform(["variants-sop"], study, side_by_side=1)
-    assert "to do" not in capsys.readouterr().err
+    chosen = [word for value in few_glyphs for word in ("--set", value)]
+    words = ["paper", "run", "variants-sop", "--seeds", "1", "--out", str(tmp_path), "--json"]
+    assert run([*words, *chosen]) == 0
+    printed = capsys.readouterr()
+    assert "to do" not in printed.err
+    (told,) = json.loads(printed.out)
+    assert told["name"] == "variants-sop"
+    assert told["tables"][0]["rows"] == [list(row) for row in product.tables[0].rows]
     assert stamps == [(r.folder / "results.json").stat().st_mtime_ns for r in plan]
     out = tmp_path / "ranking"
-    assert run(["paper", "ranking", str(plan[0].folder), "--query", "1", "--out", str(out)]) == 0
-    assert "penalty" in capsys.readouterr().out
+    words = ["paper", "ranking", str(plan[0].folder), "--query", "1", "--out", str(out)]
+    assert run(words) == 0
+    printed = capsys.readouterr().out
+    assert "penalty" in printed
+    assert run([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["ranking"]) == 12
+    assert all(f"{place['similarity']:.3f}" in printed for place in told["ranking"])
+    assert told["files"] == [f"{out}.png", f"{out}.svg"]
     assert out.with_suffix(".png").exists()
     assert out.with_suffix(".svg").exists()
     assert run(["paper", "ranking", str(plan[0].folder), "--query", "99999"]) == 2

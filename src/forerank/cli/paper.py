@@ -49,6 +49,7 @@ Values = Annotated[
     list[str] | None,
     Parameter(name="--set", help="A recipe value for every run: key=value, may be repeated.", negative=()),
 ]
+Json = Annotated[bool, Parameter(help="One JSON document instead of tables.", negative=())]
 
 
 @app.command(name="list")
@@ -92,13 +93,14 @@ def run(
     side_by_side: SideBySide = None,
     processes: Processes = 1,
     values: Values = None,
+    json: Json = False,
 ) -> None:
     """Run one table or figure: train what is missing, write it, print measured beside published.
 
     Args:
         name: as `forerank paper list` names it.
     """
-    _perform([name], on, data, seeds, out, dry_run, side_by_side, processes, values)
+    _perform([name], on, data, seeds, out, dry_run, side_by_side, processes, values, json)
 
 
 @app.command(name="all")
@@ -112,11 +114,12 @@ def run_all(
     side_by_side: SideBySide = None,
     processes: Processes = 1,
     values: Values = None,
+    json: Json = False,
 ) -> None:
     """Run the whole list; runs are shared, finished ones skipped. On glyphs about an hour on two cores."""
     from forerank.paper.perform import all_names
 
-    _perform(all_names(), on, data, seeds, out, dry_run, side_by_side, processes, values)
+    _perform(all_names(), on, data, seeds, out, dry_run, side_by_side, processes, values, json)
 
 
 @app.command
@@ -152,7 +155,14 @@ def claims(
   forerank paper ranking runs/birds --query 12 --loss Dq --out ranking"""
 )
 def ranking(
-    run_folder: Path, /, *, query: int = 0, out: Path = Path("ranking"), loss: str = "Dq", shown: int = 12
+    run_folder: Path,
+    /,
+    *,
+    query: int = 0,
+    out: Path = Path("ranking"),
+    loss: str = "Dq",
+    shown: int = 12,
+    json: bool = False,
 ) -> None:
     """Draw the ranked list of a test query of any run, with the penalty that each negative receives.
 
@@ -162,15 +172,35 @@ def ranking(
         out: where to write, .png and .svg are added.
         loss: whose penalties: O, Iu, Ib, Ds, Dq or AP.
         shown: length of the list.
+        json: one JSON document instead of a table.
     """
     from forerank.paper.examples import draw_ranking
 
     found, written = draw_ranking(run_folder, query, out, variant=loss, shown=shown)
-    rows = [
-        [place + 1, int(row), f"{s:.3f}", "right" if p else "wrong", "" if p else f"{penalty:.4g}"]
+    places = [
+        {
+            "rank": place,
+            "image": int(row),
+            "similarity": float(s),
+            "right": bool(p),
+            "penalty": float(penalty),
+        }
         for place, (row, s, p, penalty) in enumerate(
-            zip(found.rows, found.similarities, found.is_positive, found.penalties, strict=True)
+            zip(found.rows, found.similarities, found.is_positive, found.penalties, strict=True), 1
         )
+    ]
+    if json:
+        print_json({"query": query, "ranking": places, "files": [str(path) for path in written]})
+        return
+    rows = [
+        [
+            p["rank"],
+            p["image"],
+            f"{p['similarity']:.3f}",
+            "right" if p["right"] else "wrong",
+            "" if p["right"] else f"{p['penalty']:.4g}",
+        ]
+        for p in places
     ]
     print(format_table(["rank", "image", "similarity", "class", "penalty"], rows))
     say(f"drawn: {', '.join(str(path) for path in written)}")
@@ -186,6 +216,7 @@ def _perform(
     side_by_side: int | None,
     processes: int,
     values: list[str] | None,
+    json: bool,
 ) -> None:
     from forerank.paper import perform as room
     from forerank.paper.make import made_in
@@ -196,7 +227,10 @@ def _perform(
         from forerank.paper.dry_run import describe
 
         text, ready = describe(study, room.plan_of(names, study), processes=processes, side_by_side=at_once)
-        print(text)
+        if json:
+            print_json({"ready": ready, "plan": text.splitlines()})
+        else:
+            print(text)
         if not ready:
             raise NotReadyError("this plan cannot start as it is: see data, weights and memory above")
         return
@@ -214,7 +248,16 @@ def _perform(
             print(f"  {note}")
         print(f"  Time: {made_in(product.name, study)}", flush=True)
 
-    room.perform(names, study, side_by_side=at_once, processes=processes, show=show)
+    products: list[dict[str, object]] = []
+
+    def keep(product: "Product") -> None:
+        products.append(product.to_dict() | {"time": made_in(product.name, study)})
+
+    try:
+        room.perform(names, study, side_by_side=at_once, processes=processes, show=keep if json else show)
+    finally:
+        if products:  # also what was made before something failed
+            print_json(products)
 
 
 class NotReadyError(ForerankError):

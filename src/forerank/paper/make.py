@@ -1,6 +1,7 @@
 """Turn what was trained into tables and figures on disk."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,26 @@ class Product:
     figure: Path | None = None
     notes: tuple[str, ...] = ()
     csv: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: plain values, an empty cell or one that is not a number as None."""
+        tables = [
+            {
+                "title": table.title,
+                "header": list(table.header),
+                "rows": [[_plain(cell) for cell in row] for row in table.rows],
+                "notes": list(table.notes),
+            }
+            for table in self.tables
+        ]
+        figure = None if self.figure is None else str(self.figure)
+        told = {"name": self.name, "title": self.title, "reference": self.reference}
+        return {**told, "tables": tables, "figure": figure, "notes": list(self.notes)}
+
+
+def _plain(cell: Any) -> Any:
+    value = cell.item() if hasattr(cell, "item") else cell  # numpy's numbers
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def make(name: str, study: Study) -> Product:
