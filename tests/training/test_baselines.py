@@ -31,7 +31,6 @@ def test_a_peers_loss_gives_a_gradient(name: str) -> None:
 @pytest.mark.parametrize("name", ["ProxyNCALoss", "SoftTripleLoss", "MarginLoss"])
 def test_their_own_parameters_learn_and_are_saved(images: Path, tmp_path: Path, name: str) -> None:
     values = [*QUICK, f"loss=pml:{name}", "report=false", "steps=4", "every=2"]
-    values += ["loss.learn_beta=true"] if name == "MarginLoss" else []
     recipe = load_recipe(images, values)
     train(recipe, tmp_path / "run")
     saved = load_file(tmp_path / "run" / "last" / "state.safetensors")
@@ -43,6 +42,12 @@ def test_their_own_parameters_learn_and_are_saved(images: Path, tmp_path: Path, 
     assert all(not torch.equal(learned[key], value) for key, value in fresh.items())
     again = train(recipe, tmp_path / "again")
     assert again.results["test"] == train(recipe, tmp_path / "run").results["test"]
+
+
+def test_margin_learns_its_boundary_unless_told_otherwise() -> None:
+    for values, learned in (([], ["beta"]), (["loss.learn_beta=false"], [])):
+        loss = build_loss(override(Recipe(), ["loss=pml:MarginLoss", *values]), classes=4, embedding_dim=8)
+        assert [name for name, _ in loss.named_parameters()] == learned
 
 
 def test_the_two_that_are_wrong_are_replaced_by_ours(capsys: pytest.CaptureFixture[str]) -> None:

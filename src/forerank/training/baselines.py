@@ -19,8 +19,11 @@ REPLACED = {
     "SmoothAPLoss": ("Smooth-AP", "is only right when a batch has as many classes as images of each"),
     "PNPLoss": ("PNP-Dq", "needs memory cubic in the batch and gives NaN gradients in half precision"),
 }
-# Arguments without which its constructor refuses to work, at the values its documentation names.
-ARGUMENTS: dict[str, dict[str, Any]] = {"HistogramLoss": {"n_bins": 100}}
+# Arguments where its constructor has no default (its documentation's value), or one that is not the paper's.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "HistogramLoss": {"n_bins": 100},
+    "MarginLoss": {"learn_beta": True},
+}
 # Not losses of (embeddings, labels).
 APART = {"CrossBatchMemory", "SelfSupervisedLoss", "VICRegLoss", "PNPLoss", "SmoothAPLoss"}
 
