@@ -69,7 +69,9 @@ def test_short_names_and_sections() -> None:
     (["nmi=maybe"], "evaluation.nmi must be true or false, not 'maybe'"),
     (["mode=heads"], "unknown value of mode 'heads': did you mean 'head'"),
     (["ks=[1,x]"], "evaluation.ks must be a whole number"),
-    (["options=3"], "loss.options in 'options=3' must be a mapping"),
+    (["options=3"], "'options' could mean data.options or loss.options: write it in full"),
+    (["loss.options=3"], "loss.options in 'loss.options=3' must be a mapping"),
+    (["data.options=small"], "data.options in 'data.options=small' must be a mapping"),
     (["lr={"], "is not a YAML value"),
 ], ids=lambda v: v[0] if isinstance(v, list) else "")  # fmt: skip
 def test_a_wrong_value_is_one_sentence(values: list[str], sentence: str) -> None:

@@ -12,6 +12,8 @@ from forerank.data.registry import DATA_SETS
 from forerank.data.table import Table
 from forerank.errors import InputError, nearest, unknown
 
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
 
 def open_table(source: str | Path, root: str | Path | None = None, **options: Any) -> Table:
     """Open a data set.
@@ -73,7 +75,12 @@ def source_name(source: str | Path) -> str | None:
 
 def _read(name: str, root: Path | None, options: dict[str, Any]) -> Table:
     entry = DATA_SETS[name]
-    _refuse(options, [p for p in inspect.signature(entry.read).parameters if p != "root"], name)
+    parameters = inspect.signature(entry.read).parameters
+    _refuse(options, [p for p in parameters if p != "root"], name)
+    for key, value in options.items():
+        kind = type(parameters[key].default)
+        if not (type(value) is kind or (kind is float and type(value) is int)):
+            raise InputError(f"{name}: the option {key} must be {_KINDS[kind]}, not {value!r}")
     table = entry.read(root, **options)
     _refuse_lonely(table)
     shared = np.intersect1d(table.label[table.split == "train"], table.label[table.split != "train"])

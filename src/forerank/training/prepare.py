@@ -39,7 +39,10 @@ def choose_device(wanted: str) -> str:
 def open_parts(recipe: Recipe) -> dict[str, Table]:
     """The tables "train", "validation" (may be empty) and "test", classes held out where there are none."""
     d = recipe.data
-    table = open_table(d.source, root=d.root)
+    for key in ("source", "root"):
+        if key in d.options:
+            raise InputError(f"data.options cannot hold {key!r}: give data.{key}")
+    table = open_table(d.source, root=d.root, **d.options)
     if recipe.seed < 0:
         raise InputError(f"seed must be 0 or more, not {recipe.seed}")
     for name, share in (("data.validation", d.validation), ("data.test", d.test)):

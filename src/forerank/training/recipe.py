@@ -86,6 +86,8 @@ LOSS_ARGUMENTS = ("alpha", "b", "temperature", "count_self", "linear_tail", "der
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 _SECTIONS = {f.name: f.type for f in dataclasses.fields(Recipe) if dataclasses.is_dataclass(f.type)}
 _KEYS = list(flatten(Recipe()))
+# Mappings whose keys others know: the loss and the reader of the data refuse a wrong one by name.
+_OPEN = ("loss.options.", "data.options.")
 
 
 def recipe_from_dict(values: Mapping[str, Any], where: str, base: Recipe | None = None) -> Recipe:
@@ -129,7 +131,7 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
 
 def _full_key(key: str, where: str) -> str:
     """The dotted key that a key written by a person stands for."""
-    if key in _KEYS or key.startswith("loss.options."):
+    if key in _KEYS or key.startswith(_OPEN):
         return key
     if key in _SECTIONS:
         return f"{key}.{dataclasses.fields(_SECTIONS[key])[0].name}"
@@ -151,12 +153,11 @@ def _full_key(key: str, where: str) -> str:
 def _with(recipe: Recipe, key: str, value: Any, where: str) -> Recipe:
     """The recipe with one dotted key replaced, its type checked."""
     section, _, rest = key.rpartition(".")
-    if section == "loss.options":
+    if f"{section}." in _OPEN:
         if isinstance(value, str) and _NUMBER.fullmatch(value):
             value = float(value)  # YAML 1.1 reads 1e-4 as a text
-        return dataclasses.replace(
-            recipe, loss=dataclasses.replace(recipe.loss, options={**recipe.loss.options, rest: value})
-        )
+        key, rest, value = section, "options", {**getattr(recipe, section.split(".")[0]).options, rest: value}
+        section = section.split(".")[0]
     holder = getattr(recipe, section) if section else recipe
     if dataclasses.is_dataclass(getattr(holder, rest)):
         raise InputError(f"recipe key {key!r} in {where} holds several values: write it as a mapping")
@@ -184,7 +185,7 @@ def _convert(key: str, kind: Any, value: Any, where: str) -> Any:
     if get_origin(kind) is dict:
         if isinstance(value, Mapping):
             return {str(k): v for k, v in value.items()}
-        raise InputError(f"{key} in {where} must be a mapping such as {{alpha: 4}}, not {value!r}")
+        raise InputError(f"{key} in {where} must be a mapping such as {{name: value}}, not {value!r}")
     if kind is bool and isinstance(value, bool):
         return value
     if kind is int and isinstance(value, int) and not isinstance(value, bool):

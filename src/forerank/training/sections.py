@@ -17,6 +17,9 @@ class Data:
 
     source: str = setting("glyphs", "a data set's name, a folder (one sub-folder a class) or a .csv table")
     root: str | None = setting(None, "where the images of a named data set lie")
+    options: dict[str, Any] = setting(  # noqa: RUF009
+        {}, "of the data set's reader, such as {test: small}; see: forerank data show NAME"
+    )
     validation: float = setting(
         0.2, "share of the training classes held out to choose the checkpoint; 0: none"
     )
