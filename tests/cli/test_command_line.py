@@ -50,6 +50,25 @@ def test_unknown_verb_is_refused_with_the_nearest() -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        (["losses", "polt", "x"], "plot"),
+        (["paper", "lst"], "list"),
+        (["data", "chek", "x"], "check"),
+        (["recipe", "shw", "sop"], "show"),
+    ],
+)
+def test_unknown_part_of_a_verb_is_refused_with_the_nearest(
+    words: list[str], right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    said = capsys.readouterr().err
+    expected = f"forerank: unknown command of forerank {words[0]} {words[1]!r}: did you mean {right!r}?"
+    assert said.startswith(expected)
+    assert said.count("\n") == 1
+
+
 def test_unknown_option_is_refused_with_the_nearest() -> None:
     done = forerank("doctor", "--jsn")
     assert done.returncode == 2

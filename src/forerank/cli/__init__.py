@@ -74,7 +74,9 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         if words and not words[0].startswith("-") and words[0] not in VERBS:
             raise unknown("command", words[0], VERBS)
-        build_app(words[0] if words else None)(words, result_action="return_none")
+        app = build_app(words[0] if words else None)
+        _refuse_unknown_part(app, words)
+        app(words, result_action="return_none")
     except ForerankError as error:
         print(f"forerank: {error}", file=sys.stderr)
         return error.exit_code
@@ -93,6 +95,16 @@ def run(arguments: list[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0
+
+
+def _refuse_unknown_part(app: "App", words: list[str]) -> None:
+    """`forerank data chek`: a wrong second word is refused as a wrong first one is, with the nearest."""
+    where, _ = VERBS.get(words[0], ("", "")) if words else ("", "")
+    if len(words) < 2 or words[1].startswith("-") or not where.endswith(":app"):
+        return
+    valid = [name for name in app[words[0]] if not name.startswith("-")]
+    if words[1] not in valid:
+        raise unknown(f"command of forerank {words[0]}", words[1], valid)
 
 
 def _interrupted(words: list[str]) -> str:
