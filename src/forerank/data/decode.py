@@ -1,6 +1,7 @@
 """A file, bytes, picture or array -> an upright 8-bit picture, or a refusal that names the file."""
 
 import io
+import stat
 import struct
 from functools import cache
 from pathlib import Path
@@ -61,9 +62,13 @@ def open_header(source: "str | Path | bytes", max_pixels: int = MAX_PIXELS) -> I
     """Open a file and read no more than its header: format, mode and size are known afterwards."""
     name = name_of(source)
     try:
+        if not isinstance(source, bytes) and not stat.S_ISREG(Path(source).stat().st_mode):
+            raise BadImageError(name, "not a file")  # to open a pipe would wait for ever
         image = Image.open(
             io.BytesIO(source) if isinstance(source, bytes) else source, formats=known_formats()
         )
+    except BadImageError:
+        raise
     except FileNotFoundError:
         raise BadImageError(name, "no such file") from None
     except UnidentifiedImageError:
