@@ -34,6 +34,8 @@ class ForerankError(Exception):
     """The work could not be done. The command line prints the sentence and exits with `exit_code`."""
 
     exit_code = 1
+    # With several processes, whether another one of them has said it; None: nobody asked.
+    said_elsewhere: bool | None = None
 
 
 class InputError(ForerankError, ValueError):

@@ -65,16 +65,16 @@ def start() -> Start:
     """Start `forerank ...` (or torchrun with it) as a process; whatever still runs at the end is killed."""
     running: list[subprocess.Popen[str]] = []
 
-    def begin(arguments: Sequence[object], processes: int = 1, **options: object) -> "subprocess.Popen[str]":
+    def begin(
+        arguments: Sequence[object],
+        processes: int = 1,
+        torchrun: Sequence[str] = ("--standalone",),
+        **options: object,
+    ) -> "subprocess.Popen[str]":
         launcher = ["-m", "forerank"]
-        if processes > 1:
-            launcher = [
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                f"--nproc-per-node={processes}",
-                *launcher,
-            ]
+        if processes > 1 or torchrun != ("--standalone",):
+            where = [*torchrun, f"--nproc-per-node={processes}"]
+            launcher = ["-m", "torch.distributed.run", *where, *launcher]
         process = subprocess.Popen(
             [sys.executable, *launcher, *map(str, arguments)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy(),

@@ -1,14 +1,19 @@
 """Several processes under torchrun: the same curve as one, one writer, a death that is explained."""
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from forerank.training import read_history
+from forerank.errors import InputError
+from forerank.training import load_recipe, read_history, train
+from forerank.training.prepare import open_parts, settle
+from forerank.training.record import as_begun
 
 from .conftest import CALM, QUICK, Start
 from .test_resume import steps_done, wait_for
@@ -59,6 +64,56 @@ def test_a_process_that_dies_ends_the_run_readably_and_it_can_be_resumed(
     process.send_signal(signal.SIGINT)
     _, talk = process.communicate(timeout=60)
     assert process.returncode == 130, talk
+
+
+def test_several_machines_by_the_documented_command(images: Path, tmp_path: Path, start: Start) -> None:
+    """Two times torchrun, each with a process, meet at an address: as on two machines with a shared disk."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    run, alone = tmp_path / "two", tmp_path / "one"
+    values = [*CALM, "steps=6", "every=3", "report=false"]
+    both = [start(["train", images, *values, f"run={run}", "--json"], torchrun=meeting) for _ in range(2)]
+    alone_process = start(["train", images, *values, f"run={alone}"])
+    said = [process.communicate(timeout=300) for process in [*both, alone_process]]
+    assert [process.returncode for process in [*both, alone_process]] == [0, 0, 0], said
+    assert sorted(out.count('"training_seconds"') for out, _ in said[:2]) == [0, 1]
+    assert len(losses(run)) == 6
+    assert losses(run) == pytest.approx(losses(alone), abs=1e-5)
+
+
+def test_an_error_is_said_once(images: Path, tmp_path: Path, start: Start) -> None:
+    """Both processes refuse the batch; the first one alone meets the broken image, the other its end."""
+    broken = tmp_path / "broken"
+    shutil.copytree(images, broken)
+    (broken / "class_00" / "0.png").write_bytes(b"not a picture")
+    sentences = {
+        "a batch of 3 classes cannot be shared evenly by 2 processes": [images, *QUICK, "batch_size=12"],
+        "1 of 160 images cannot be used, first class_00/0.png": [broken, *QUICK],
+    }
+    for sentence, arguments in sentences.items():
+        process = start(["train", *arguments, f"run={tmp_path / 'run'}"], processes=2)
+        _, talk = process.communicate(timeout=120)
+        assert process.returncode != 0
+        assert talk.count(f"forerank: {sentence}") == 1
+        assert talk.count("forerank: ") == 1
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_run_keeps_its_batch_when_other_processes_take_it_up(images: Path, tmp_path: Path) -> None:
+    """Two processes fit a batch that nobody chose to 10 of 11 classes; one, which would take 11, keeps it."""
+    run = tmp_path / "run"
+    values = [v for v in QUICK if not v.startswith("batch_size")] + ["report=false", "steps=2"]
+    parts = open_parts(load_recipe(images, values))
+    sizes = [settle(load_recipe(images, values), parts["train"], n, "cpu").batch.batch_size for n in (1, 2)]
+    assert sizes == [44, 40]
+    train(load_recipe(images, [*values, "batch_size=40"]), run)  # what two processes would have begun
+    (run / "results.json").unlink()
+    assert train(load_recipe(images, values), run).results["steps"] == 2
+    assert load_recipe(run / "recipe.yaml").batch.batch_size == 40
+    with pytest.raises(InputError, match="batches of 10 classes, which 3 processes cannot share evenly"):
+        as_begun(load_recipe(images, values), run, processes=3)
 
 
 def _worker(agent: int, rank: int) -> int:

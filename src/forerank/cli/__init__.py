@@ -78,7 +78,8 @@ def run(arguments: list[str] | None = None) -> int:
         _refuse_unknown_part(app, words)
         app(words, result_action="return_none")
     except ForerankError as error:
-        print(f"forerank: {error}", file=sys.stderr)
+        if _is_ours_to_say(error):
+            print(f"forerank: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(_interrupted(words), file=sys.stderr)
@@ -95,6 +96,13 @@ def run(arguments: list[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0
+
+
+def _is_ours_to_say(error: ForerankError) -> bool:
+    """Whether this process speaks: of several under torchrun one does, or one a machine before they meet."""
+    if error.said_elsewhere is not None:
+        return not error.said_elsewhere
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _refuse_unknown_part(app: "App", words: list[str]) -> None:

@@ -67,8 +67,20 @@ def joined(device: str) -> Iterator[Processes]:
     try:
         with readable_loss_of_processes():
             yield Processes(rank, count, place)
+    except ForerankError as error:
+        error.said_elsewhere = not _is_first_to_speak()
+        raise
     finally:
         dist.destroy_process_group()
+
+
+def _is_first_to_speak() -> bool:
+    """Whether no other process of this run has had an error to tell: the first is the cause of the others."""
+    try:
+        spoken: int = dist.distributed_c10d._get_default_store().add("forerank/spoken", 1)
+    except RuntimeError:  # whoever kept the count is gone
+        return True
+    return spoken == 1
 
 
 @contextmanager
