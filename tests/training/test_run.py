@@ -13,7 +13,7 @@ from forerank.errors import InputError
 from forerank.models import load_model
 from forerank.training import evaluate_run, load_recipe, read_history, train
 
-from .conftest import QUICK, draw_images
+from .conftest import QUICK, Start, draw_images
 
 
 def weights(run: Path, link: str = "last") -> dict[str, torch.Tensor]:
@@ -220,6 +220,68 @@ def test_images_that_changed_are_looked_at_again(images: Path, tmp_path: Path) -
     (run / "data.json").write_text("{")  # damaged: looked at again
     assert train(recipe, run).results["steps"] == 6
     assert json.loads((run / "data.json").read_text())["bad"] == []
+
+
+@pytest.mark.parametrize("mode", ["full", "head"])
+def test_a_run_as_backbone_is_measured_as_it_is_with_its_head(
+    images: Path, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = train(load_recipe(images, [*QUICK, "steps=30", "validation=0"]), Path("first"))
+    values = [v for v in QUICK if not v.startswith(("backbone", "pretrained", "pooling"))]
+    values += ["backbone=first", "steps=2", f"mode={mode}", "lr=1e-12", "validation=0"]
+    outcome = train(load_recipe(images, values), Path("second"))
+    assert outcome.results["test"]["given"] == pytest.approx(first.results["test"]["trained"], abs=1e-6)
+    assert "given" in str(outcome)
+    # The head is taken over too, not begun anew, and so is the exponent of the pooling.
+    one, two = weights(Path("first")), weights(Path("second"))
+    assert one.keys() == two.keys()
+    assert all(torch.allclose(one[key].float(), two[key].float(), atol=1e-6) for key in one)
+    # The recipe of the run works from any folder.
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    recipe = load_recipe(tmp_path / "second" / "recipe.yaml")
+    assert recipe.model.backbone == str(tmp_path / "first")
+    assert recipe.model.pooling == "gem"
+    assert train(recipe, Path("third")).results["test"] == outcome.results["test"]
+
+
+def test_paths_of_the_data_are_written_in_full(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forerank.data import open_table
+    from forerank.training.prepare import open_parts, settle
+
+    table = open_table(images)
+    table.write_csv(tmp_path / "table.csv")
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe("folder", [*QUICK, "data.source=table.csv", f"data.root={images.name}"])
+    (tmp_path / images.name).symlink_to(images)
+    settled = settle(recipe, open_parts(recipe)["train"], 1, "cpu")
+    assert settled.data.source == str(tmp_path / "table.csv")
+    assert settled.data.root == str(images)
+    glyphs = load_recipe("glyphs", QUICK)
+    (tmp_path / "glyphs").mkdir()  # a folder that happens to have the name of a data set
+    assert settle(glyphs, open_parts(recipe)["train"], 1, "cpu").data.source == "glyphs"
+
+
+def test_a_pipe_among_the_images_is_refused_at_once(images: Path, tmp_path: Path, start: Start) -> None:
+    import os
+    import shutil
+
+    own = tmp_path / "own"
+    shutil.copytree(images, own)
+    (own / "class_00" / "0.png").unlink()
+    os.mkfifo(own / "class_00" / "0.png")
+    process = start(["train", own, *QUICK, "--run", tmp_path / "run"])
+    _, talk = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "first class_00/0.png (not a file)" in talk
+    process = start(["data", "check", own])
+    out, talk = process.communicate(timeout=60)
+    assert "class_00/0.png: not a file" in out + talk
+    outcome = train(load_recipe(own, [*SHORT, "on_bad=skip"]), tmp_path / "skipped")
+    assert "1 of 160 images cannot be read and are left out" in outcome.results["notes"]
 
 
 def test_a_picture_in_train_and_test_is_told(images: Path, tmp_path: Path) -> None:

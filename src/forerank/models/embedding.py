@@ -219,6 +219,8 @@ def _continue_from(folder: Path, choices: dict[str, Any], pretrained: bool) -> E
         return saved
     model = build_from_spec({**saved.spec, **choices})
     model.backbone.load_state_dict(saved.backbone.state_dict())
+    if model.pool is not None and saved.pool is not None:
+        model.pool.load_state_dict(saved.pool.state_dict())  # its features stay what they were
     return model
 
 

@@ -105,6 +105,21 @@ def load_model(folder: str | Path) -> EmbeddingModel:
     return model.eval()
 
 
+def saved_spec(folder: str | Path) -> dict[str, Any]:
+    """What a saved model is, as `EmbeddingModel.spec` says it, without reading its weights.
+
+    >>> import tempfile; from forerank.models import create_model
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_model(create_model("glyphnet", embedding_dim=8, pooling="gem"), folder)
+    ...     saved_spec(folder)["pooling"]
+    'gem'
+    """
+    place = saved_folder(str(folder))
+    if place is None:
+        raise InputError(f"no saved model in {folder}")
+    return _about(place / "model.safetensors")
+
+
 def _about(file: Path) -> dict[str, Any]:
     """What a weights file says of itself in its header."""
     try:

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from forerank.data import Preprocessing, Table
 from forerank.errors import InputError
 from forerank.models import EmbeddingModel, create_model, load_model, save_model
+from forerank.models.storage import saved_spec
 from forerank.training.baselines import build_loss
 from forerank.training.batches import SMALL_IMAGES, FeatureRows, Plan
 from forerank.training.checkpoint import BEST, optimiser_tensors, restore_optimiser, save_state
 from forerank.training.features import cached_features, features_key, start_from_principal_axes
 from forerank.training.measure import Part, feature_part, image_part
 from forerank.training.optimise import RunningMean, build_optimiser
+from forerank.training.prepare import starts_from_saved
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe
 
@@ -129,7 +131,11 @@ def encode(model: EmbeddingModel, inputs: Tensor, recipe: Recipe, device: torch.
 
 
 def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
-    """The recipe's model; `plain`: as it was pretrained, without a head: what training is measured by."""
+    """The recipe's model; `plain`: what training is measured by.
+
+    That is the pretrained network without a head; or the run or saved model that the recipe starts from, just
+    as it is, with the head it has.
+    """
     m = recipe.model
 
     def build(width: int | None) -> EmbeddingModel:
@@ -143,9 +149,12 @@ def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
             seed=recipe.seed,
         )
 
-    model = build(None if plain else m.embedding_dim or None)
-    if not plain and m.embedding_dim == 0:
-        model = build(model.feature_dim)
+    if plain and starts_from_saved(recipe):
+        model = load_model(m.backbone)
+    else:
+        model = build(None if plain else m.embedding_dim or None)
+        if not plain and m.embedding_dim == 0:
+            model = build(model.feature_dim)
     model.preprocessing = replace(model.preprocessing, crop=recipe.data.crop)
     if m.image_size is not None:
         model.preprocessing = model.preprocessing.at_size(m.image_size)
@@ -153,6 +162,18 @@ def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
         if size is not None:
             _check_size(model, key, size)
     return model
+
+
+def _keeps_a_trained_head(recipe: Recipe, model: EmbeddingModel) -> bool:
+    """Whether the head is that of the saved model which the recipe starts from, not a new one."""
+    if not starts_from_saved(recipe):
+        return False
+    saved = saved_spec(recipe.model.backbone)
+    return bool(
+        model.head is not None
+        and saved["embedding_dim"] == model.head.out_features
+        and saved["layer_norm"] == (model.layer_norm is not None)
+    )
 
 
 def _check_size(model: EmbeddingModel, key: str, size: int) -> None:
@@ -194,7 +215,8 @@ def assemble(
         plan = Plan(recipe, parts["train"].table, processes)  # some images could not be read
     if recipe.mode == "head" and model.layer_norm is None and model.head is not None:
         data = parts["train"].data
-        if isinstance(data, FeatureRows) and model.output_dim < model.feature_dim:
+        new = not _keeps_a_trained_head(recipe, model)
+        if new and isinstance(data, FeatureRows) and model.output_dim < model.feature_dim:
             start_from_principal_axes(model.head, data.features)
     chooser = parts["test"] if recipe.evaluation.choose_on == "test" else parts["validation"]
     return Assembly(

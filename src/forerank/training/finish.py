@@ -19,7 +19,7 @@ from forerank.training.assemble import Assembly, build_model, encode, open_input
 from forerank.training.batches import SMALL_IMAGES
 from forerank.training.checkpoint import BEST, save_state, write_checkpoint
 from forerank.training.measure import Embedded, embed, image_part, measure
-from forerank.training.prepare import choose_device, open_parts
+from forerank.training.prepare import choose_device, open_parts, starts_from_saved
 from forerank.training.processes import Processes, joined, wait_for_all
 from forerank.training.recipe import Recipe, load_recipe, recipe_text
 from forerank.training.record import RECIPE, RESULTS, Record, is_run, read_json, versions, write_json
@@ -61,6 +61,8 @@ def results_table(test: Mapping[str, Mapping[str, float]]) -> str:
 
 def before_name(recipe: Recipe) -> str:
     """What the model is called before training."""
+    if starts_from_saved(recipe):
+        return "given"
     return "zero-shot" if recipe.model.pretrained and recipe.model.backbone != "glyphnet" else "untrained"
 
 

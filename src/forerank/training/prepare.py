@@ -3,12 +3,17 @@
 import dataclasses
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from forerank.data import Table, hold_out, merge_classes, noisy_labels, open_table
+from forerank.data.registry import DATA_SETS
 from forerank.errors import InputError
+from forerank.models.backbones import is_name
+from forerank.models.embedding import saved_folder
+from forerank.models.storage import saved_spec
 from forerank.training.optimise import peak_rate
 from forerank.training.recipe import Recipe
 
@@ -80,6 +85,7 @@ def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
         processes: how many compute together.
         device: where, as `choose_device` answered.
     """
+    recipe = _with_saved_pooling(with_absolute_paths(recipe))
     b, e = recipe.batch, recipe.evaluation
     classes = int((np.bincount(train.label_ids) >= 2).sum())  # a class of one image has no positive
     _at_least(1, {"batch.images_per_class": b.images_per_class - 1, "evaluation.embed_batch": e.embed_batch},
@@ -144,6 +150,52 @@ def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
         batch=replace(b, batch_size=size),
     )
     return dataclasses.replace(settled, optimiser=replace(settled.optimiser, lr=peak_rate(settled)))
+
+
+def starts_from_saved(recipe: Recipe) -> bool:
+    """Whether a recipe starts from a run or a saved model, rather than from a backbone by name.
+
+    >>> starts_from_saved(Recipe())
+    False
+    """
+    plain, _, _ = recipe.model.backbone.partition("@")
+    return recipe.model.pretrained and not is_name(plain)
+
+
+def _with_saved_pooling(recipe: Recipe) -> Recipe:
+    """A saved model keeps the pooling it was trained with: its head knows no other features."""
+    if not starts_from_saved(recipe) or saved_folder(recipe.model.backbone) is None:
+        return recipe  # what is not there is refused when the model is built
+    pooling = saved_spec(recipe.model.backbone)["pooling"]
+    if recipe.model.pooling == "gem" != pooling:
+        raise InputError(
+            f"{recipe.model.backbone} was trained with pooling={pooling}: leave out model.pooling=gem"
+        )
+    return replace(recipe, model=replace(recipe.model, pooling=pooling))
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Paths that are there, written so that the run's recipe works from any folder."""
+
+    def absolute(path: str) -> str:
+        place = Path(path).expanduser()
+        return str(place.resolve()) if place.exists() else path
+
+    d, backbone = recipe.data, recipe.model.backbone
+    plain, at, file = backbone.partition("@")
+    if backbone.startswith("hf:"):
+        backbone = f"hf:{absolute(backbone.removeprefix('hf:'))}"
+    elif at and is_name(plain):
+        backbone = f"{plain}@{absolute(file)}"
+    elif not is_name(backbone):
+        backbone = absolute(backbone)
+    source = d.source if d.source in DATA_SETS else absolute(d.source)
+    root = None if d.root is None else absolute(d.root)
+    return replace(
+        recipe,
+        data=replace(d, source=source, root=root),
+        model=replace(recipe.model, backbone=backbone),
+    )
 
 
 def _at_least(least: int, values: dict[str, int], reasons: dict[str, str]) -> None:

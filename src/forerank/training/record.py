@@ -16,6 +16,7 @@ from forerank import __version__
 from forerank.errors import ForerankError, InputError
 from forerank.training.board import Board
 from forerank.training.checkpoint import BEST, LAST, cannot_write
+from forerank.training.prepare import with_absolute_paths
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe, differences, load_recipe, recipe_text
 
@@ -71,7 +72,7 @@ def begin_again(run: Path) -> None:
 def begun_recipe(run: Path) -> Recipe | None:
     """The recipe of a run that has left a model, and so must be taken up as it is."""
     if is_run(run) and any((run / link).exists() for link in (LAST, BEST)):
-        return load_recipe(run / RECIPE)
+        return with_absolute_paths(load_recipe(run / RECIPE))
     return None
 
 
