@@ -151,6 +151,26 @@ def test_what_the_system_refuses_is_one_sentence(
 
 
 @pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (["loss=PNP-Dx"], "unknown loss 'PNP-Dx': did you mean"),
+        (["loss=PNP-Dq", "loss.alhpa=3"], "unknown argument of PNP-Dq 'alhpa': did you mean 'alpha'?"),
+        (["loss.memory=-1"], "loss.memory must be 0 (no memory bank) or more, not -1"),
+    ],
+)
+def test_a_recipe_that_cannot_work_is_not_shown(
+    values: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["recipe", "show", "sop", *values]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"forerank: {sentence}")
+    assert shown.err.count("\n") == 1
+    assert run(["recipe", "show", "sop", "loss=PNP-Ds"]) == 0
+    assert "PNP-Ds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["search", "no.index", "q.jpg", "-o", "no/such/folder/x.csv"],

@@ -33,6 +33,8 @@ def list_recipes(*, json: bool = False) -> None:
 def show(source: str, /, *values: str, json: bool = False) -> None:
     """Every value of a recipe, with what it means; the output is a recipe file.
 
+    Wrong keys, values and losses are refused; what depends on the images is checked by forerank train.
+
     Examples:
 
         forerank recipe show sop
@@ -47,10 +49,14 @@ def show(source: str, /, *values: str, json: bool = False) -> None:
     json:
         Print the values as JSON.
     """
-    from forerank.training.recipe import flatten, load_recipe, recipe_text
+    from forerank.training.recipe import flatten, load_recipe, recipe_names, recipe_text
     from forerank.training.record import recipe_source
 
     recipe = load_recipe(recipe_source(source), values)
+    if values or source not in recipe_names():  # what comes with Forerank is right, and shown at once
+        from forerank.training.baselines import check_loss
+
+        check_loss(recipe)
     if json:
         print_json(flatten(recipe))
     else:
