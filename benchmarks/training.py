@@ -5,7 +5,8 @@ Run: python benchmarks/training.py            (about three minutes on two cores)
 
 One run measures, in turn and repeatedly so that a busy machine disturbs all alike:
   bare     the model's forward and backward alone, on images already in memory (the limit)
-  ours     a whole step of `forerank train`: images, views, loss, optimiser, records
+  ours     a whole step of `forerank train`, as in its loop: waiting for images and views, rates, loss,
+           optimiser, the row in metrics.jsonl and the TensorBoard event
   peer     the same step written by hand with pytorch-metric-learning's loss
 Peak memory is that of a process of its own for each batch size.
 """
@@ -15,6 +16,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,9 +30,11 @@ from forerank.models import keep_freed_memory
 from forerank.training.assemble import Assembly, assemble
 from forerank.training.batches import Batches
 from forerank.training.loop import take_step
+from forerank.training.optimise import peak_rate, rate_factor, set_rates
 from forerank.training.prepare import open_parts, settle
 from forerank.training.processes import Processes
 from forerank.training.recipe import load_recipe
+from forerank.training.record import Record
 
 CPU = torch.device("cpu")
 
@@ -56,11 +60,13 @@ def peer_loss(name: str) -> nn.Module:
     return loss
 
 
-def step_times(batch: int, rounds: int) -> list[list[object]]:
-    """Median seconds of a step at one batch size, ours and others' in turn."""
+def step_times(batch: int, rounds: int, folder: Path) -> list[list[object]]:
+    """Median seconds of a step at one batch size, ours and others' in turn; our records go into a folder."""
     a = build([f"batch_size={batch}", "images_per_class=4"])
     batches = Batches(a.recipe, a.plan, a.train.data, range(10_000), CPU)
     stream = iter(batches)
+    record = Record(folder, a.processes, 0, 0)
+    done = 0
     images = torch.cat([a.train.data[key][0][None] for key in a.plan.keys(0)])
     labels = torch.arange(batch // 4).repeat_interleave(4)
     images = images.contiguous(memory_format=torch.channels_last)
@@ -74,7 +80,20 @@ def step_times(batch: int, rounds: int) -> list[list[object]]:
         a.model(images).square().sum().backward()
 
     def ours() -> None:
-        take_step(a, next(stream), 0)
+        nonlocal done
+        began, waited = time.perf_counter(), batches.waited
+        factor = rate_factor(a.recipe, done, a.recipe.schedule.steps or 1, a.plan.steps_per_epoch)
+        set_rates(a.optimiser, factor)
+        loss = take_step(a, next(stream), done)
+        done += 1
+        record.add(
+            done,
+            epoch=(done - 1) // a.plan.steps_per_epoch,
+            loss=loss,
+            lr=factor * peak_rate(a.recipe),
+            seconds=round(time.perf_counter() - began, 4),
+            waited=round(batches.waited - waited, 4),
+        )
 
     def peer(loss: nn.Module) -> Callable[[], None]:
         def work() -> None:
@@ -91,6 +110,7 @@ def step_times(batch: int, rounds: int) -> list[list[object]]:
     for _ in range(rounds + 1):
         for name, work in works.items():
             times[name].append(seconds(work))
+    record.close()
     medians = {name: statistics.median(found[1:]) for name, found in times.items()}
     limit = medians["bare forward and backward"]
     waited = batches.waited / len(times["ours, whole step"])
@@ -160,7 +180,10 @@ def main() -> None:
         return
     keep_freed_memory()
     quick = arguments.quick
-    rows = [row for batch in ((32,) if quick else (112, 384)) for row in step_times(batch, 2 if quick else 9)]
+    rows = []
+    for batch in (32,) if quick else (112, 384):
+        with tempfile.TemporaryDirectory() as folder:
+            rows += step_times(batch, 2 if quick else 9, Path(folder))
     print("GlyphNet on glyphs, median of a step:\n")
     print(format_table(["step", "batch", "ms", "over bare", "of it waiting for data"], rows))
     cases: list[tuple[int, int | None]] = [(64, None), (1024, None), (1024, 64), (4096, 64)]
