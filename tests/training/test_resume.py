@@ -113,6 +113,21 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_resume(
     assert saved == steps_done(run)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_step_says_how_to_resume(
+    images: Path, tmp_path: Path, start: Start, number: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+    process = start(["train", images, *LONG, "--run", run])
+    wait_for(lambda: (run / "recipe.yaml").exists(), process)
+    process.send_signal(number)
+    _, talk = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    last = talk.strip().splitlines()[-1]
+    assert last == f"forerank: stopped while preparing; resume with: forerank train {run}"
+    assert "Traceback" not in talk
+
+
 def test_a_full_disk_leaves_the_old_checkpoint(images: Path, tmp_path: Path, start: Start) -> None:
     """The system refuses files above 2 MB: the weights (1.4 MB) fit, the moments (2.7 MB) do not."""
     run, values = tmp_path / "run", [*QUICK, "report=false", "steps=12", "every=4"]
