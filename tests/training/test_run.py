@@ -276,10 +276,10 @@ def test_a_pipe_among_the_images_is_refused_at_once(images: Path, tmp_path: Path
     process = start(["train", own, *QUICK, "--run", tmp_path / "run"])
     _, talk = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "first class_00/0.png (not a file)" in talk
+    assert "first class_00/0.png (cannot be opened (not a file))" in talk
     process = start(["data", "check", own])
     out, talk = process.communicate(timeout=60)
-    assert "class_00/0.png: not a file" in out + talk
+    assert "class_00/0.png: cannot be opened (not a file)" in out + talk
     outcome = train(load_recipe(own, [*SHORT, "on_bad=skip"]), tmp_path / "skipped")
     assert "1 of 160 images cannot be read and are left out" in outcome.results["notes"]
 

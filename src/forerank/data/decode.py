@@ -63,7 +63,7 @@ def open_header(source: "str | Path | bytes", max_pixels: int = MAX_PIXELS) -> I
     name = name_of(source)
     try:
         if not isinstance(source, bytes) and not stat.S_ISREG(Path(source).stat().st_mode):
-            raise BadImageError(name, "not a file")  # to open a pipe would wait for ever
+            raise BadImageError(name, "cannot be opened (not a file)")  # a pipe would wait for ever
         image = Image.open(
             io.BytesIO(source) if isinstance(source, bytes) else source, formats=known_formats()
         )
