@@ -294,3 +294,17 @@ def test_a_picture_in_train_and_test_is_told(images: Path, tmp_path: Path) -> No
     outcome = train(load_recipe(leaky, [*QUICK, "steps=2", "report=false"]), tmp_path / "run")
     assert any("the figures flatter" in note for note in outcome.results["notes"])
     assert any("under two labels" in note for note in outcome.results["notes"])
+
+
+def test_a_blend_is_kept_and_training_does_not_feel_it(images: Path, usual: Path, tmp_path: Path) -> None:
+    """`best` lies half way between the weights it began with and the trained ones; `last` is not touched."""
+    values = [*SHORT, f"backbone={usual / 'last'}", "pretrained=true", "validation=0"]
+    train(load_recipe(images, values), tmp_path / "plain")
+    train(load_recipe(images, [*values, "blend=0.5"]), tmp_path / "blended")
+    assert same(everything(tmp_path / "plain"), everything(tmp_path / "blended"))
+    start, trained = weights(usual), weights(tmp_path / "plain")
+    kept = weights(tmp_path / "blended", "best")
+    moved = [key for key in kept if not torch.equal(start[key], trained[key])]
+    assert len(moved) > 4
+    for key in moved:
+        torch.testing.assert_close(kept[key], (start[key] + trained[key]) / 2)

@@ -1,7 +1,7 @@
 """Everything a run computes with, put together from a settled recipe."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from forerank.training.batches import SMALL_IMAGES, FeatureRows, Plan
 from forerank.training.checkpoint import BEST, optimiser_tensors, restore_optimiser, save_state
 from forerank.training.features import cached_features, features_key, start_from_principal_axes
 from forerank.training.measure import Part, feature_part, image_part
-from forerank.training.optimise import RunningMean, build_optimiser
+from forerank.training.optimise import Blend, RunningMean, build_optimiser
 from forerank.training.prepare import starts_from_saved
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe
@@ -37,6 +37,7 @@ class Assembly:
     optimiser: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     mean: RunningMean | None
+    blend: Blend | None
     plan: Plan
     train: Part
     chooser: Part | None  # the part that chooses the checkpoint; None: the last one is taken
@@ -61,12 +62,13 @@ class Assembly:
 
     @contextmanager
     def as_the_model(self) -> Iterator[None]:
-        """Inside, the model is what would be shipped: in evaluation mode, its weights the running mean."""
+        """Inside, the model is what would be shipped: in evaluation mode, its weights averaged or blended."""
         if self.mean is not None:
             self.mean.swap(self.model)
         self.model.eval()
         try:
-            yield
+            with self.blend.inside(self.model) if self.blend is not None else nullcontext():
+                yield
         finally:
             if self.mean is not None:
                 self.mean.swap(self.model)
@@ -224,6 +226,7 @@ def assemble(
         build_optimiser(recipe, backbone, head, loss.parameters()),
         torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16"),
         None if recipe.optimiser.ema is None else RunningMean(model, recipe.optimiser.ema),
+        None if recipe.optimiser.blend is None else Blend(model, recipe.optimiser.blend),
         plan, parts["train"], chooser if len(chooser.table) else None, parts["test"],
     )  # fmt: skip
 

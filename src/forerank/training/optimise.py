@@ -1,7 +1,8 @@
-"""What moves the weights: parameter groups, the learning rate of a step, a running mean of the weights."""
+"""What moves the weights: parameter groups, the rate of a step; and their mean or blend that is kept."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -112,3 +113,37 @@ class RunningMean:
                     held = parameter.detach().clone()
                     parameter.copy_(self.tensors[name])
                     self.tensors[name].copy_(held)
+
+
+class Blend:
+    """The trained weights mixed with those training began with, as WiSE-FT does (Wortsman et al., 2022).
+
+    Fine-tuning gains on what it saw and forgets some of what the pretrained network knew of everything else;
+    half way between the two, networks are often better than at either end.
+
+    >>> layer = nn.Linear(1, 1, bias=False); _ = nn.init.zeros_(layer.weight)
+    >>> blend = Blend(layer, 0.25); _ = nn.init.ones_(layer.weight)
+    >>> with blend.inside(layer):
+    ...     layer.weight.item()
+    0.25
+    >>> layer.weight.item()
+    1.0
+    """
+
+    def __init__(self, module: nn.Module, share: float) -> None:
+        self.share = share
+        self.start = {name: p.detach().clone() for name, p in module.named_parameters()}
+
+    @contextmanager
+    def inside(self, module: nn.Module) -> Iterator[None]:
+        """Within the block the module's weights are the mixture; afterwards they are what they were."""
+        held = {name: p.detach().clone() for name, p in module.named_parameters()}
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter.copy_(self.start[name].lerp(held[name], self.share))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in module.named_parameters():
+                    parameter.copy_(held[name])

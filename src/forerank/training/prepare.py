@@ -217,6 +217,11 @@ def _check_rates(recipe: Recipe) -> None:
         raise InputError(f"schedule.milestones must be 0 or more, not {min(s.milestones)}")
     if o.ema is not None and not 0 < o.ema < 1:
         raise InputError(f"optimiser.ema must lie between 0 and 1, not {o.ema}")
+    if o.blend is not None and not 0 < o.blend <= 1:
+        raise InputError(f"optimiser.blend must be above 0 and at most 1, not {o.blend}")
+    if o.blend is not None and not (recipe.model.pretrained and recipe.model.freeze_batch_norm):
+        raise InputError("optimiser.blend mixes with pretrained weights: it needs pretrained=true and "
+                         "freeze_batch_norm=true")  # fmt: skip
     if o.head_warmup < 0 or s.warmup_steps < 0:
         raise InputError("optimiser.head_warmup and schedule.warmup_steps must be 0 or more")
     if recipe.precision == "fp16" and choose_device(recipe.device) == "cpu":

@@ -99,6 +99,9 @@ class Optimiser:
     ema: float | None = setting(
         None, "decay of a running mean of the weights, which is then the model; null: off"
     )
+    blend: float | None = setting(
+        None, "share of the trained weights in the model, the rest as pretrained; null: all trained"
+    )
 
 
 @dataclass(frozen=True)
