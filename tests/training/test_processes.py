@@ -24,7 +24,7 @@ def losses(run: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("values", [
-    [], ["micro_batch=3", "memory=40"], ["loss=pml:ProxyNCALoss", "options={}"],
+    [], ["micro_batch=3", "memory=40"], ["loss=pml:ProxyNCALoss", "loss.options={}"],
 ], ids=lambda v: ",".join(v) or "plain")  # fmt: skip
 def test_two_processes_equal_one_with_the_joint_batch(
     images: Path, tmp_path: Path, start: Start, values: list[str]

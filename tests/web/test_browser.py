@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forerank.cli import run as command
 from forerank.search import Index, build_index
 
 pytestmark = pytest.mark.browser
@@ -292,3 +293,23 @@ def test_a_picture_that_is_gone_leaves_a_word(open_page, serving, retriever, tmp
         page.wait_for_selector(".gone")
         assert page.locator(".gone").count() == 1
         page.close()
+
+
+def test_a_trained_run_becomes_a_page_in_two_commands(open_page, serving, tmp_path):
+    """The demo's model, trained shorter: characters that training never saw, found in other typefaces."""
+    run, address = tmp_path / "run", tmp_path / "glyphs.index"
+    short = ["steps=60", "every=60", "batch_size=128", "lr=2e-3", "report=false", "nmi=false"]
+    assert command(["train", "glyphs", *short, "--run", str(run)]) == 0
+    assert command(["index", str(run), "glyphs", "--split", "test", "-o", str(address)]) == 0
+    with serving(Index.open(address), title="Glyphs") as site:
+        page = open_page(site)
+        shown(page)
+        page.fill("#filter", "U+0052")  # the letter R
+        page.wait_for_function(
+            "() => [...document.querySelectorAll('.tile .name')].every(n => n.textContent === 'U+0052')"
+        )
+        page.locator(".tile").first.click()
+        page.wait_for_selector(".tile .rank")
+        shown(page)
+        assert page.locator(".tile.good").count() >= 8  # of 15, among 7,621
+        photograph(page, "search-glyphs")
