@@ -304,12 +304,12 @@ def test_a_trained_run_becomes_a_page_in_two_commands(open_page, serving, tmp_pa
     with serving(Index.open(address), title="Glyphs") as site:
         page = open_page(site)
         shown(page)
-        page.fill("#filter", "U+0052")  # the letter R
+        page.fill("#filter", "U+0077")  # the letter w
         page.wait_for_function(
-            "() => [...document.querySelectorAll('.tile .name')].every(n => n.textContent === 'U+0052')"
+            "() => [...document.querySelectorAll('.tile .name')].every(n => n.textContent === 'U+0077')"
         )
         page.locator(".tile").first.click()
         page.wait_for_selector(".tile .rank")
         shown(page)
-        assert page.locator(".tile.good").count() >= 8  # of 15, among 7,621
+        assert page.locator(".tile.good").count() >= 3  # of 24; by chance 0.05
         photograph(page, "search-glyphs")
