@@ -159,16 +159,20 @@ def test_a_full_disk_leaves_the_old_checkpoint(images: Path, tmp_path: Path, sta
 def test_a_disk_that_fills_up_between_checkpoints_ends_the_run_and_hangs_nowhere(
     images: Path, tmp_path: Path, start: Start
 ) -> None:
-    """From some step on no file may grow: events may be given up first, then metrics.jsonl ends the run."""
+    """From some step on no file may grow: events are given up, then what comes next ends the run."""
     run = tmp_path / "run"
     values = [*QUICK, "report=false", "steps=100000", "every=100000", "save_every=20"]
     process = start(["train", images, *values, "--run", run])
     wait_for(lambda: (run / "last").exists() and steps_done(run) >= 22, process)
+    os.truncate(
+        run / "metrics.jsonl", 0
+    )  # shorter than the events: they run out of room first
     events = next((run / "tensorboard").iterdir()).stat().st_size
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (events, events))
     _, talk = process.communicate(timeout=120)
     assert process.returncode == 1, talk
-    last = talk.strip().splitlines()[-1]
+    *_, told, last = talk.strip().splitlines()
+    assert told.startswith(f"no more TensorBoard events in {run / 'tensorboard'} (File too large)")
     assert last.startswith("forerank: cannot write ")
     assert last.endswith(f"intact; make room, then resume with: forerank train {run}")
     assert "Traceback" not in talk
