@@ -164,9 +164,7 @@ def test_a_disk_that_fills_up_between_checkpoints_ends_the_run_and_hangs_nowhere
     values = [*QUICK, "report=false", "steps=100000", "every=100000", "save_every=20"]
     process = start(["train", images, *values, "--run", run])
     wait_for(lambda: (run / "last").exists() and steps_done(run) >= 22, process)
-    os.truncate(
-        run / "metrics.jsonl", 0
-    )  # shorter than the events: they run out of room first
+    os.truncate(run / "metrics.jsonl", 0)  # shorter than the events: they run out of room first
     events = next((run / "tensorboard").iterdir()).stat().st_size
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (events, events))
     _, talk = process.communicate(timeout=120)
