@@ -10,7 +10,7 @@ from forerank import __version__
 from forerank.errors import EXTRAS
 
 # Packages whose versions belong in every report.
-_CORE = ("torch", "numpy", "pillow", "matplotlib", "safetensors")
+_CORE = ("torch", "numpy", "numba", "pillow", "matplotlib", "safetensors")
 
 # What each extra is for, in the words of somebody who wonders whether to install it.
 PURPOSES = {

@@ -15,8 +15,8 @@ import numpy as np, torch
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
 from forerank import evaluate
-from forerank.ranking import hard_count
-hard_count.BLOCK = 128  # several tiles for each process
+from forerank.ranking import hard_blocks
+hard_blocks.BLOCK = 128  # several tiles for each process
 data = np.load(sys.argv[1])
 halves = dict(queries=np.arange(0, 900, 2), gallery=np.arange(1, 900, 2))
 same = dict(ignore=data["camera"], distributed=True, per_query=True)

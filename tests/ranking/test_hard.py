@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 from forerank.errors import InputError
 from forerank.metrics import evaluate
-from forerank.ranking import hard_count, hard_screen
+from forerank.ranking import hard_blocks, hard_compiled, hard_count, hard_screen
 from forerank.ranking.hard import hard_ranks
 from forerank.ranking.hard_rows import unit_rows
 from forerank.ranking.hard_same import TIE
@@ -75,12 +76,16 @@ def cases(draw):
 @settings(max_examples=300, deadline=None)
 @given(case=cases(), precision=st.sampled_from(["auto", "bfloat16", "float32", "float64"]),
        memory=st.sampled_from([1 << 13, 1 << 29]), block=st.sampled_from([32, 2048]),
-       wide=st.sampled_from([2, 64]), easy=st.sampled_from([1.5, 1e9]))  # fmt: skip
-def test_equals_brute_force_in_float64(case, precision, memory, block, wide, easy):
+       wide=st.sampled_from([2, 64]), easy=st.sampled_from([0.02, 1e9]),
+       large=st.sampled_from([0, 1 << 24]), huge=st.sampled_from([0, 1 << 28]))  # fmt: skip
+def test_equals_brute_force_in_float64(case, precision, memory, block, wide, easy, large, huge):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hard_count, "BLOCK", block)  # several tiles, and tiles on both sides of the diagonal
-        patch.setattr(hard_count, "WIDE", wide)  # many positives: the float64 branch beside the screens
-        patch.setattr(hard_count, "EASY", easy)  # 1e9: every query goes the sparse way
+        patch.setattr(hard_blocks, "BLOCK", block)  # several tiles, and tiles on both sides of the diagonal
+        patch.setattr(hard_blocks, "EASY", easy)  # 1e9: as many queries as possible are screened in bfloat16
+        for counter in (hard_count.Counter, hard_compiled.CompiledCounter):
+            patch.setattr(counter, "wide", wide)  # many positives: the float64 branch beside the screens
+        patch.setattr(hard_count, "LARGE", large)  # 0: counted by compiled code, else by torch
+        patch.setattr(hard_count, "HUGE", huge)  # 0: "auto" may screen in bfloat16
         assert counted(*case, precision=precision, memory=memory) == brute_force(*case)
 
 
@@ -94,13 +99,20 @@ def grouped(count, dim, per_class, noise, seed=0):
 
 
 @pytest.mark.parametrize("noise", [0.7, 2.0, 8.0])
-def test_every_precision_gives_the_same_counts(noise):
+def test_every_precision_gives_the_same_counts(noise, monkeypatch):
     """Large enough that low precision alone would be wrong: 64 dimensions, 3,000 images, 15,000 positives."""
     vectors, labels = grouped(3000, 64, 6, noise)
     vectors[:40] = vectors[40:80]  # some ties
     exact = unit_rows(vectors).float64(slice(0, 3000)).numpy()
     similarity = exact @ exact.T
-    for precision in ("float64", "float32", "bfloat16"):
+    for large, precision in (
+        (1, "float64"),
+        (1, "float32"),
+        (1, "bfloat16"),
+        (0, "float32"),
+        (0, "bfloat16"),
+    ):
+        monkeypatch.setattr(hard_count, "LARGE", large << 24)
         (part,) = hard_ranks(unit_rows(vectors), labels, precision=precision)
         for q in range(0, 3000, 97):
             negative = similarity[q, labels != labels[q]]
@@ -111,6 +123,38 @@ def test_every_precision_gives_the_same_counts(noise):
             first = part
         assert np.array_equal(part.above, first.above)
         assert np.array_equal(part.tied, first.tied)
+
+
+@pytest.mark.parametrize("large", [0, 1 << 24])
+@pytest.mark.parametrize("spread", [0.0, 1e-4, 1e-2])
+def test_a_collapsed_model_is_counted_exactly(large, spread, monkeypatch):
+    """All similarities nearly or exactly alike: no screen decides anything, whole tiles go to float64."""
+    monkeypatch.setattr(hard_count, "LARGE", large)
+    generator = np.random.default_rng(0)
+    vectors = 1 + spread * generator.normal(size=(300, 16))
+    labels = generator.integers(40, size=300)
+    everyone = np.arange(300)
+    case = vectors, labels, everyone, everyone, None
+    assert counted(*case, precision="auto") == brute_force(*case)
+
+
+def test_without_compiled_code_the_counts_are_the_same(monkeypatch):
+    vectors, labels = grouped(500, 16, 5, 2.0)
+    monkeypatch.setattr(hard_count, "LARGE", 0)
+    everyone = np.arange(500)
+    compiled = counted(vectors, labels, everyone, everyone, None)
+    monkeypatch.setitem(sys.modules, "forerank.ranking.hard_compiled", None)  # as if numba were missing
+    assert hard_count._counter(torch.device("cpu"), 1) is hard_count.Counter
+    assert counted(vectors, labels, everyone, everyone, None) == compiled
+
+
+def test_threads_are_given_back(monkeypatch):
+    """Counting takes the threads of torch and numpy for itself; afterwards they are as before."""
+    monkeypatch.setattr(hard_count, "LARGE", 0)
+    vectors, labels = grouped(300, 8, 5, 2.0)
+    before = torch.get_num_threads(), [pool["num_threads"] for pool in threadpool_info()]
+    list(hard_ranks(unit_rows(vectors), labels))
+    assert (torch.get_num_threads(), [pool["num_threads"] for pool in threadpool_info()]) == before
 
 
 def test_the_screens_would_be_wrong_alone():
@@ -136,15 +180,17 @@ def test_products_stay_within_their_margins(dim):
     exact[128:160, dim // 2 :] = 0
     exact = torch.nn.functional.normalize(exact)
     unit, true = exact.float(), exact @ exact.T
-    out, spare = torch.empty(256, 256), torch.empty(256, 256)
+    out = torch.empty(256, 256)
     for faster in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(hard_screen, "numpy_is_faster", lambda faster=faster: faster)
-            error = (hard_screen.product32(unit, unit, out, spare).double() - true).abs().max()
-        assert error <= hard_screen.product_margin(dim)
+            hard_screen.product(unit, unit, out)
+        assert (out.double() - true).abs().max() <= hard_screen.margin(torch.float32, dim)
+    dots = unit.double() @ unit.double().T
+    assert (dots - true).abs().max() <= hard_screen.dot_margin(dim)
     short = unit.bfloat16()
     moved = hard_screen.residual(unit, short)
-    margin = hard_screen.bfloat16_margin(dim, moved, moved)
+    margin = hard_screen.margin(torch.bfloat16, dim, moved, moved)
     rounded = (short @ short.T).double()
     # Rounded limits: a result must lie between the rounded ends of the true value's interval.
     low, high = ((true + d).to(torch.bfloat16).double() for d in (-margin, margin))

@@ -5,130 +5,119 @@ in float64, so the counts never depend on the precision, the tiles or the number
 and gallery are the same rows a tile serves both its sides, and half of the product is never computed.
 """
 
-from dataclasses import dataclass, field
+import threading
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from forerank.ranking import hard_blocks
 from forerank.ranking import hard_screen as screen
+from forerank.ranking.hard_blocks import Block, Queries, plain_blocks, query_blocks
 from forerank.ranking.hard_rows import UnitRows
 from forerank.ranking.hard_same import TIE, Candidates, Integers, Positives
-from forerank.ranking.hard_threads import in_parts
-from forerank.ranking.hard_tile import MULTIPLE, Limits, Verdict, count_dense, count_sparse, limits
+from forerank.ranking.hard_tile import Verdict, count_exact, count_tile
 
-BLOCK = 2048
-SAMPLE = 256  # gallery items that tell easy queries from hard ones
-# What an item costs that reaches a query's lowest threshold, and one that a bfloat16 screen leaves undecided,
-# in the time that screening one pair takes; a query is easy if that pays on average. Measured on two cores.
-REACHED, UNDECIDED, EASY = 6.0, 100.0, 1.5
-WIDE = 32  # a query with more positives is counted in float64 outright
-
-
-@dataclass
-class Block:
-    """Rows that lie together in tiles; as queries they carry thresholds, as gallery items none are needed."""
-
-    index: Integers  # (n,) rows of the embeddings
-    threshold: Tensor | None = None  # (C, P) float64, padding +inf; None: only gallery items
-    slot: Tensor | None = None  # (C, P) place of each in the flat list of positives, padding -1
-    easy: bool = False
-    vectors: dict[torch.dtype, Tensor] = field(default_factory=dict)  # while they are needed
-    residual: float = 0.0  # how far rounding to bfloat16 moved a vector of this block at most
-    bounds: dict[tuple[torch.dtype, float], Limits] = field(default_factory=dict)
+DOTS = 4096  # pairs whose vectors are gathered together
+# Pairs from which compiled code pays, though compiling it takes seconds the first time on a machine; and from
+# which a second screen does, for which it is compiled again.
+LARGE, HUGE = 1 << 24, 1 << 28
+Tile = tuple[Queries, Block, bool]  # and whether both are queries
+Sides = list[tuple[Queries, Block]]
+FINER = {torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
 
 class Counter:
-    """The counts being added up, and how pairs are compared."""
+    """Counts on tiles, and how pairs are compared."""
 
-    def __init__(self, rows: UnitRows, positives: Positives, area: int, *, quick: bool) -> None:
-        self.rows, self.quick = rows, quick
-        self.similarity = torch.from_numpy(positives.similarity).to(rows.device)
-        self.counts = torch.zeros(2, len(positives.similarity), dtype=torch.int64, device=rows.device)
+    wide = 32  # a query with more positives is counted in float64 outright
+
+    def __init__(self, rows: UnitRows, memory: int, *, keep: bool) -> None:
+        self.rows, self.memory, self.keep = rows, memory, keep
         # Products are written here over and over: fresh memory would cost a fifth of the time.
-        self.buffer = torch.empty(2, area, device=rows.device)
+        self.buffers = threading.local()
+        self.lock, self.uses = threading.Lock(), dict[int, int]()
 
-    def vectors(self, block: Block, dtype: torch.dtype) -> Tensor:
-        """Unit vectors of a block, with zero rows at the end to a multiple of MULTIPLE."""
-        if dtype not in block.vectors:
-            made = torch.zeros(padded(len(block.index)), self.rows.dim, dtype=dtype, device=self.rows.device)
-            if dtype == torch.bfloat16:
-                exact = self.vectors(block, torch.float32)
-                made.copy_(exact)
-                # In coarse steps, so that blocks share their limits.
-                block.residual = np.ceil(screen.residual(exact, made) / 1e-4) * 1e-4
+    def side(self) -> int:
+        """How many rows and columns a tile should have."""
+        return hard_blocks.BLOCK
+
+    def run(self, tiles: list[Tile]) -> None:
+        """Count all tiles."""
+        for tile in tiles:
+            self.uses[id(tile[1])] = self.uses.get(id(tile[1]), 0) + 1
+        self.work(tiles)
+
+    def work(self, tiles: list[Tile]) -> None:
+        """One after the other: torch has its own threads."""
+        for tile in tiles:
+            self.step(*tile)
+
+    def step(self, queries: Queries, items: Block, both: bool) -> None:
+        """Count a tile, then let go of the vectors that are no longer needed."""
+        self.count(queries, items, both)
+        with self.lock:
+            self.uses[id(items)] -= 1
+            done = self.uses[id(items)] == 0
+        if not self.keep:
+            queries.vectors = {}
+        if done and not (self.keep and isinstance(items, Queries)):
+            items.vectors = {}
+
+    def count(self, queries: Queries, items: Block, both: bool) -> None:
+        """Count a tile for the queries and, if `both`, for the items as queries too."""
+        sides = [(queries, items), *([(items, queries)] if both and isinstance(items, Queries) else [])]
+        dtype = max((side.dtype for side, _ in sides), key=lambda kind: kind.itemsize)
+        left, right = queries.unit(self.rows, dtype), items.unit(self.rows, dtype)
+        tile = self.room(dtype, len(left), len(right))
+        screen.product(left, right, tile)
+        for side, other in self.take(tile, sides, dtype):
+            side.dtype = FINER[dtype]
+            self.count(side, other, False)
+
+    def room(self, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+        """A tile in the buffer."""
+        size = -(-rows * columns * dtype.itemsize // 8)
+        if not hasattr(self.buffers, "tile") or size > len(self.buffers.tile):
+            self.buffers.tile = torch.empty(size, dtype=torch.float64, device=self.rows.device)
+        tile: Tensor = self.buffers.tile.view(dtype)[: rows * columns].view(rows, columns)
+        return tile
+
+    def take(self, tile: Tensor, sides: Sides, dtype: torch.dtype) -> Sides:
+        """Count a tile for its rows and perhaps its columns; returns those sides that need a finer screen."""
+        crowded = []
+        for (side, other), values in zip(sides, (tile, tile.T), strict=False):
+            bounds = side.limits(other, self.rows.dim, dtype)
+            if dtype == torch.float64:
+                side.add(*count_exact(values, bounds))
+            elif (verdict := count_tile(values, bounds)) is None:
+                crowded.append((side, other))
             else:
-                made[: len(block.index)] = self.rows.float32(block.index)
-            block.vectors[dtype] = made
-        return block.vectors[dtype]
+                self._settle(verdict, side, other)
+        return crowded
 
-    def limits(self, queries: Block, items: Block, dtype: torch.dtype) -> Limits:
-        """The queries' thresholds spread by the margin of the screen."""
-        key = (dtype, items.residual if dtype == torch.bfloat16 else 0.0)
-        if key not in queries.bounds:
-            assert queries.threshold is not None
-            if dtype == torch.bfloat16:
-                margin = screen.bfloat16_margin(self.rows.dim, queries.residual, items.residual)
-            else:
-                margin = screen.product_margin(self.rows.dim)
-            queries.bounds[key] = limits(queries.threshold, margin, dtype)
-        return queries.bounds[key]
+    def _settle(self, verdict: Verdict, side: Queries, other: Block) -> None:
+        above, query, item, p = verdict
+        tied = torch.zeros_like(above)
+        threshold = side.threshold[query, p]
+        gap = self._dots(side, other, query, item) - threshold
+        margin = screen.dot_margin(self.rows.dim)
+        sure, open_ = gap > margin, gap.abs() <= margin
+        above.index_put_((query[sure], p[sure]), torch.ones_like(p[sure]), accumulate=True)
+        query, item, p = query[open_], item[open_], p[open_]
+        exact = self.rows.similarity(side.index[query.cpu().numpy()], other.index[item.cpu().numpy()])
+        gap = exact - threshold[open_]
+        above.index_put_((query, p), (gap > TIE).long(), accumulate=True)
+        tied.index_put_((query, p), (gap.abs() <= TIE).long(), accumulate=True)
+        side.add(above, tied)
 
-    def count(self, queries: Block, items: Block, *, both: bool) -> None:
-        """Count the tile for the queries and, if `both`, for the items as queries too."""
-        quick = self.quick and queries.easy and (items.easy or not both)
-        dtype = torch.bfloat16 if quick else torch.float32
-        left, right = self.vectors(queries, dtype), self.vectors(items, dtype)
-        area = len(left) * len(right)
-        tile, spare = self.buffer.view(dtype)[:, :area].view(2, len(left), len(right)).unbind(0)
-        if quick:
-            torch.mm(left, right.T, out=tile)
-        else:
-            screen.product32(left, right, tile, spare)
-        # Rows of padding are no items: below every threshold.
-        tile[len(queries.index) :] = -2
-        tile[:, len(items.index) :] = -2
-        self._take(tile, queries, items, dtype, along=1)
-        if both:
-            self._take(tile, items, queries, dtype, along=0)
-
-    def _take(self, tile: Tensor, queries: Block, items: Block, dtype: torch.dtype, along: int) -> None:
-        bounds = self.limits(queries, items, dtype)
-        verdict = (count_sparse if queries.easy else count_dense)(tile, bounds, along)
-        assert queries.slot is not None
-        filled = queries.slot >= 0
-        self.counts[:, queries.slot[filled]] += verdict.sure[filled]
-        if len(verdict.query):
-            self._recount(verdict, queries, items, refine=dtype == torch.bfloat16)
-
-    def _recount(self, verdict: Verdict, queries: Block, items: Block, *, refine: bool) -> None:
-        assert queries.slot is not None
-        slot = queries.slot[verdict.query, verdict.threshold]
-        query, item = verdict.query, verdict.item
-        if refine:
-            value = self._dots(
-                self.vectors(queries, torch.float32), self.vectors(items, torch.float32), query, item
-            )
-            gap = value.double() - self.similarity[slot]
-            margin = screen.dot_margin(self.rows.dim)
-            self._add(slot[gap > margin], (0, 1))
-            open_ = gap.abs() <= margin
-            slot, query, item = slot[open_], query[open_], item[open_]
-        exact = self.rows.similarity(queries.index[query.cpu().numpy()], items.index[item.cpu().numpy()])
-        gap = exact - self.similarity[slot]
-        self._add(slot[gap > TIE], (0,))
-        self._add(slot[gap >= -TIE], (1,))
-
-    def _add(self, slot: Tensor, rows: tuple[int, ...]) -> None:
-        for row in rows:
-            self.counts[row].index_add_(0, slot, torch.ones_like(slot))
-
-    def _dots(self, left: Tensor, right: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        if left.device.type != "cpu":
-            pieces = [slice(start, start + 65536) for start in range(0, len(i), 65536)]
-            return torch.cat([(left[i[s]] * right[j[s]]).sum(dim=1) for s in pieces])
-        a, b, ia, jb = left.numpy(), right.numpy(), i.numpy(), j.numpy()
-        return torch.from_numpy(in_parts(lambda s: np.einsum("nd,nd->n", a[ia[s]], b[jb[s]]), len(ia), 512))
+    def _dots(self, side: Block, other: Block, query: Tensor, item: Tensor) -> Tensor:
+        left, right = side.unit(self.rows, torch.float32), other.unit(self.rows, torch.float32)
+        found = torch.empty(len(query), dtype=torch.float64, device=query.device)
+        for start in range(0, len(query), DOTS):
+            some = slice(start, start + DOTS)
+            found[some] = (left[query[some]].double() * right[item[some]].double()).sum(dim=1)
+        return found
 
 
 def count_gallery(
@@ -144,11 +133,14 @@ def count_gallery(
     """Gallery items more similar than each positive (P,), and at least as similar (P,)."""
     queries, gallery = candidates.queries[chosen], candidates.gallery
     number = np.diff(positives.offsets)
-    wide = number > (0 if precision == "float64" else WIDE)
+    pairs = len(queries) * len(gallery)
+    kind = _counter(rows.device, pairs)
+    wide = number > (0 if precision == "float64" else kind.wide)
     both = candidates.symmetric and len(chosen) == len(candidates.queries)
-    quick = precision == "bfloat16" or (precision == "auto" and screen.bfloat16_is_faster(rows.device))
-    area = min(BLOCK, padded(len(queries))) * min(BLOCK, padded(len(gallery)))
-    counter = Counter(rows, positives, area, quick=quick)
+    quick = precision == "bfloat16" or (
+        precision == "auto" and pairs >= HUGE and screen.bfloat16_is_faster(rows.device)
+    )
+    counts = torch.zeros(2, len(positives.similarity), dtype=torch.int64, device=rows.device)
     # Vectors of the queries in both precisions are kept if they fit beside the tiles and the thresholds.
     keep = 6 * rows.dim * len(queries) <= memory // 2
     rank, world = 0, 1
@@ -158,75 +150,40 @@ def count_gallery(
     screened = np.flatnonzero((number > 0) & ~wide)
     with screen.exact_sums():
         if len(screened):
-            blocks = _query_blocks(rows, queries, gallery, positives, screened)
+            counter = kind(rows, memory, keep=keep)
+            blocks = query_blocks(rows, queries, gallery, positives, screened, counter.side(), quick=quick)
             rest = queries[(number == 0) | wide] if both else gallery
-            shelf = [*(blocks if both else []), *_plain_blocks(rest)]
-            for j, item in list(enumerate(shelf))[rank::world]:
-                for query in blocks[: j + 1] if both else blocks:
-                    counter.count(query, item, both=both and query is not item and item.threshold is not None)
-                    if not keep and query is not item:
-                        query.vectors.clear()
-                if not (keep and both):
-                    item.vectors.clear()
+            shelf = [*(blocks if both else []), *plain_blocks(rest, counter.side())]
+            tiles = [
+                (query, item, both and query is not item)
+                for j, item in list(enumerate(shelf))[rank::world]
+                for query in (blocks[: j + 1] if both else blocks)
+            ]
+            counter.run(tiles)
+            for query in blocks:
+                filled = query.slot >= 0
+                counts[:, query.slot[filled]] = torch.stack([query.above, query.above + query.tied])[
+                    :, filled
+                ]
         shard = np.array_split(gallery, world)[rank]
         for start in range(0, len(queries), 512):
             some = np.flatnonzero(wide[start : start + 512]) + start
             if len(some):
-                _count_float64(rows, queries[some], shard, positives, some, counter.counts)
+                _count_float64(rows, queries[some], shard, positives, some, counts)
     if distributed:
-        torch.distributed.all_reduce(counter.counts)
-    return counter.counts[0].cpu().numpy(), counter.counts[1].cpu().numpy()
+        torch.distributed.all_reduce(counts)
+    above, reach = counts.cpu().numpy()
+    return above, reach
 
 
-def padded(count: int) -> int:
-    """The next multiple of MULTIPLE."""
-    return -(-count // MULTIPLE) * MULTIPLE
-
-
-def _plain_blocks(index: Integers) -> list[Block]:
-    return [Block(index[start : start + BLOCK]) for start in range(0, len(index), BLOCK)]
-
-
-def _query_blocks(
-    rows: UnitRows, queries: Integers, gallery: Integers, positives: Positives, screened: Integers
-) -> list[Block]:
-    """Easy queries first, then the others by their number of positives, so that blocks are alike."""
-    number = np.diff(positives.offsets)
-    generator = np.random.default_rng(0)
-    sample = rows.float32(generator.choice(gallery, min(SAMPLE, len(gallery)), replace=False))
-    moved = screen.residual(sample, sample.bfloat16())
-    margin = screen.bfloat16_margin(rows.dim, moved, moved)
-    easy = np.empty(len(screened), dtype=bool)
-    for start in range(0, len(screened), BLOCK):
-        some = screened[start : start + BLOCK]
-        threshold = _thresholds(positives, some, rows.device)[0][: len(some)]
-        similarity = rows.float32(queries[some]) @ sample.T  # (C, S)
-        lowest = threshold.min(dim=1, keepdim=True).values - margin
-        cost = REACHED * (similarity >= lowest).float().mean(dim=1)
-        for t in threshold.float().unbind(1):
-            # Four times the window holds four times the items: a steadier guess from few.
-            near = (similarity - t[:, None]).abs() <= 4 * margin
-            cost += UNDECIDED / 4 * near.float().mean(dim=1)
-        easy[start : start + BLOCK] = (cost <= EASY).cpu().numpy()
-    order = screened[np.lexsort((number[screened], ~easy))]
-    edges = int(easy.sum())
-    blocks = []
-    for group, is_easy in ((order[:edges], True), (order[edges:], False)):
-        for start in range(0, len(group), BLOCK):
-            some = group[start : start + BLOCK]
-            blocks.append(Block(queries[some], *_thresholds(positives, some, rows.device), is_easy))
-    return blocks
-
-
-def _thresholds(positives: Positives, some: Integers, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Similarities (C, P) of the positives of some queries, and their places in the flat list of all."""
-    begin = positives.offsets[some]
-    number = positives.offsets[some + 1] - begin
-    column = np.arange(number.max())
-    slot = np.full((padded(len(some)), len(column)), -1, dtype=np.int64)
-    slot[: len(some)] = np.where(column < number[:, None], begin[:, None] + column, -1)
-    threshold = np.where(slot >= 0, positives.similarity[slot], np.inf)
-    return torch.from_numpy(threshold).to(device), torch.from_numpy(slot).to(device)
+def _counter(device: torch.device, pairs: int) -> type[Counter]:
+    if device.type == "cpu" and pairs >= LARGE:
+        try:
+            from forerank.ranking.hard_compiled import CompiledCounter
+        except ImportError:  # numba is missing, or does not work with this numpy
+            return Counter
+        return CompiledCounter
+    return Counter
 
 
 def _count_float64(
@@ -246,8 +203,8 @@ def _count_float64(
     query, bins = rows.float64(queries), 2 * width + 1
     base = torch.arange(len(queries), device=rows.device)[:, None] * bins
     histogram = torch.zeros(len(queries) * bins, dtype=torch.int64, device=rows.device)
-    for begin in range(0, len(gallery), BLOCK):
-        similarity = query @ rows.float64(gallery[begin : begin + BLOCK]).T
+    for begin in range(0, len(gallery), hard_blocks.BLOCK):
+        similarity = query @ rows.float64(gallery[begin : begin + hard_blocks.BLOCK]).T
         passed = torch.searchsorted(edges, similarity, right=True)  # edges that each item reaches
         histogram += torch.bincount(passed.add_(base).flatten(), minlength=len(histogram))
     reached = histogram.view(-1, bins).flip(1).cumsum(1).flip(1)[:, 1:]  # items that reach edge 1, 2, ...

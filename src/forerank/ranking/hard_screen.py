@@ -16,33 +16,30 @@ import torch
 from torch import Tensor
 
 from forerank.ranking.hard_same import TIE
+from forerank.ranking.hard_threads import one_thread_each
 from forerank.ranking.precision import whole_products
 
 UNIT32 = 2.0**-24
 UNIT16 = 2.0**-8  # bfloat16 keeps 8 bits, the leading one included
-# Adding up 128 products at a time makes the float32 margin four times narrower at D = 512, for nothing.
-CHUNK = 128
 # Float64 rounding, ties and second-order terms, all far below the margins themselves.
 SLACK = 1e-11 + 2 * TIE
 
 
-def dot_margin(dim: int) -> float:
-    """Error of a float32 dot product of float32 unit vectors, added up in any order."""
-    return 1.01 * (dim + 3) * UNIT32 + SLACK
+def margin(dtype: torch.dtype, dim: int, own: float = 0.0, other: float = 0.0) -> float:
+    """Error of a product of unit vectors that were rounded to this type, added up in any order.
 
-
-def product_margin(dim: int) -> float:
-    """Error of `product32`."""
-    return 1.01 * (min(dim, CHUNK) + -(-dim // CHUNK) + 3) * UNIT32 + SLACK
-
-
-def bfloat16_margin(dim: int, own: float, other: float) -> float:
-    """Error of a bfloat16 product before its result is rounded, from how far rounding moved the vectors.
-
-    The result's own rounding needs no margin: rounding never swaps two numbers, so thresholds rounded the
-    same way decide the same.
+    `own` and `other` tell how far rounding to bfloat16 moved the vectors. The rounding of a bfloat16 result
+    needs no margin: it never swaps two numbers, so thresholds rounded the same way decide the same.
     """
-    return 1.01 * (dim + 3) * UNIT32 + (own + (1 + UNIT16) * other) * (1 + 1e-5) + SLACK
+    if dtype == torch.float64:
+        return TIE
+    moved = (own + (1 + UNIT16) * other) * (1 + 1e-5) if dtype == torch.bfloat16 else 0.0
+    return 1.01 * (dim + 3) * UNIT32 + moved + SLACK
+
+
+def dot_margin(dim: int) -> float:
+    """Error of a dot product of float32 unit vectors, multiplied and added up in float64."""
+    return 2.01 * UNIT32 + dim * 2.0**-52 + SLACK
 
 
 def residual(exact: Tensor, rounded: Tensor) -> float:
@@ -50,29 +47,22 @@ def residual(exact: Tensor, rounded: Tensor) -> float:
     return float((exact - rounded.float()).norm(dim=1).max()) * (1 + 1e-4) + UNIT32
 
 
-def product32(left: Tensor, right: Tensor, out: Tensor, spare: Tensor) -> Tensor:
-    """left (A, D) times right (B, D) transposed into out (A, B) in float32."""
-    if out.device.type == "cpu" and numpy_is_faster():
-        a, b, total, part = left.numpy(), right.numpy(), out.numpy(), spare.numpy()
-        np.matmul(a[:, :CHUNK], b[:, :CHUNK].T, out=total)
-        for start in range(CHUNK, a.shape[1], CHUNK):
-            np.matmul(a[:, start : start + CHUNK], b[:, start : start + CHUNK].T, out=part)
-            np.add(total, part, out=total)
-        return out
-    torch.mm(left[:, :CHUNK], right[:, :CHUNK].T, out=out)
-    for start in range(CHUNK, left.shape[1], CHUNK):
-        out.addmm_(left[:, start : start + CHUNK], right[:, start : start + CHUNK].T)
-    return out
+def product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """left (A, D) times right (B, D) transposed into out (A, B)."""
+    if out.device.type == "cpu" and out.dtype != torch.bfloat16 and numpy_is_faster():
+        np.matmul(left.numpy(), right.numpy().T, out=out.numpy())
+    else:
+        torch.mm(left, right.T, out=out)
 
 
 def numpy_is_faster() -> bool:
-    """Whether numpy's BLAS beats torch's here, in the way `product32` uses them.
+    """Whether numpy's BLAS clearly beats torch's here.
 
     torch brings MKL, which is slow on some AMD processors; numpy usually brings OpenBLAS. The counts do not
     depend on the answer.
     """
     times = _trial()
-    return times["numpy"] < times["torch"]
+    return times["numpy"] < 0.9 * times["torch"]
 
 
 def bfloat16_is_faster(device: torch.device) -> bool:
@@ -87,21 +77,22 @@ def bfloat16_is_faster(device: torch.device) -> bool:
 
 @lru_cache(maxsize=1)
 def _trial() -> dict[str, float]:
-    """Seconds of a small product each way, the best of a few: some milliseconds altogether, once."""
-    side = torch.randn(512, CHUNK, generator=torch.Generator().manual_seed(0))
-    array, total, short = side.numpy(), np.empty((512, 512), dtype=np.float32), side.bfloat16()
-    out, out16 = torch.zeros(512, 512), torch.zeros(512, 512, dtype=torch.bfloat16)
+    """Seconds of a product each way, the best of a few: some hundredths of a second altogether, once."""
+    side = torch.randn(768, 512, generator=torch.Generator().manual_seed(0))
+    array, total, short = side.numpy(), np.empty((768, 768), dtype=np.float32), side.bfloat16()
+    out, out16 = torch.zeros(768, 768), torch.zeros(768, 768, dtype=torch.bfloat16)
     ways: dict[str, Callable[[], object]] = {
-        "numpy": lambda: np.add(np.matmul(array, array.T, out=total), total, out=total),
-        "torch": lambda: out.addmm_(side, side.T),
+        "numpy": lambda: np.matmul(array, array.T, out=total),
+        "torch": lambda: torch.mm(side, side.T, out=out),
         "bfloat16": lambda: torch.mm(short, short.T, out=out16),
     }
     best = dict.fromkeys(ways, float("inf"))
-    for _ in range(5):
-        for name, way in ways.items():
-            start = time.perf_counter()
-            way()
-            best[name] = min(best[name], time.perf_counter() - start)
+    with one_thread_each():  # as large sets are counted; and threads of one library would disturb the other
+        for _ in range(4):
+            for name, way in ways.items():
+                start = time.perf_counter()
+                way()
+                best[name] = min(best[name], time.perf_counter() - start)
     return best
 
 

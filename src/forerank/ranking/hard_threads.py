@@ -1,13 +1,15 @@
 """numpy releases the interpreter lock: a few threads share its work, as many as torch uses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 T = TypeVar("T")
 
@@ -33,6 +35,18 @@ def in_slices(work: Callable[[slice], T], count: int, step: int) -> list[T]:
 def in_parts(work: Callable[[slice], NDArray[Any]], count: int, step: int) -> NDArray[Any]:
     """Like `in_slices`, with the resulting arrays joined."""
     return np.concatenate(in_slices(work, count, step)) if count else work(slice(0, 0))
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Within, a product of torch or numpy uses the thread that asks for it and no other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1, user_api="blas"):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @lru_cache(maxsize=4)
