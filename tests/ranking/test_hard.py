@@ -148,6 +148,19 @@ def test_without_compiled_code_the_counts_are_the_same(monkeypatch):
     assert counted(vectors, labels, everyone, everyone, None) == compiled
 
 
+def test_compiled_code_needs_no_place_to_be_kept():
+    """Installed where nobody may write, without a home folder: compiled again in each process."""
+    script = """
+import numpy as np
+from numba.core import caching
+caching.FunctionCache._impl_class._locator_classes = []
+from forerank.ranking import hard_kernel
+print(hard_kernel._dot(np.ones(3, np.float32), np.ones(3, np.float32)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "3.0\n", done.stderr
+
+
 def test_threads_are_given_back(monkeypatch):
     """Counting takes the threads of torch and numpy for itself; afterwards they are as before."""
     monkeypatch.setattr(hard_count, "LARGE", 0)

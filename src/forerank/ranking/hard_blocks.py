@@ -32,16 +32,20 @@ class Block:
         return len(self.index)
 
     def unit(self, rows: UnitRows, dtype: torch.dtype) -> Tensor:
-        """The unit vectors (n, D), kept until `vectors` is cleared."""
-        if dtype not in self.vectors:
+        """The unit vectors (n, D), kept until `vectors` is replaced; only float64 is made anew each time."""
+        if dtype == torch.float64:
+            return rows.float64(self.index)
+        vectors = self.vectors  # another thread may replace it meanwhile
+        if dtype not in vectors:
+            exact = vectors.get(torch.float32)
+            if exact is None:
+                exact = vectors.setdefault(torch.float32, rows.float32(self.index))
             if dtype == torch.bfloat16:
-                exact = self.unit(rows, torch.float32)
-                self.vectors[dtype] = exact.bfloat16()
-                # In coarse steps, so that blocks share their limits.
-                self.residual = np.ceil(screen.residual(exact, self.vectors[dtype]) / 1e-4) * 1e-4
-            else:
-                self.vectors[dtype] = (rows.float64 if dtype == torch.float64 else rows.float32)(self.index)
-        return self.vectors[dtype]
+                rounded = exact.bfloat16()
+                # In coarse steps, so that blocks share their limits. Known before anybody sees the vectors.
+                self.residual = np.ceil(screen.residual(exact, rounded) / 1e-4) * 1e-4
+                vectors[dtype] = rounded
+        return vectors[dtype]
 
 
 class Queries(Block):

@@ -67,12 +67,12 @@ class Counter:
     def count(self, queries: Queries, items: Block, both: bool) -> None:
         """Count a tile for the queries and, if `both`, for the items as queries too."""
         sides = [(queries, items), *([(items, queries)] if both and isinstance(items, Queries) else [])]
-        dtype = max((side.dtype for side, _ in sides), key=lambda kind: kind.itemsize)
+        dtype = max((side.dtype for side, _ in sides), key=_bytes)
         left, right = queries.unit(self.rows, dtype), items.unit(self.rows, dtype)
         tile = self.room(dtype, len(left), len(right))
         screen.product(left, right, tile)
         for side, other in self.take(tile, sides, dtype):
-            side.dtype = FINER[dtype]
+            side.dtype = max(side.dtype, FINER[dtype], key=_bytes)
             self.count(side, other, False)
 
     def room(self, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
@@ -174,6 +174,10 @@ def count_gallery(
         torch.distributed.all_reduce(counts)
     above, reach = counts.cpu().numpy()
     return above, reach
+
+
+def _bytes(dtype: torch.dtype) -> int:
+    return dtype.itemsize
 
 
 def _counter(device: torch.device, pairs: int) -> type[Counter]:
