@@ -48,3 +48,17 @@ def test_a_mapped_file_is_not_loaded(tmp_path):
     growth, gallery = run.stdout.split()
     assert int(gallery) == 200_000
     assert float(growth) < 128
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_one_query_with_many_positives_does_not_widen_all(tmp_path):
+    """Classes of 300 images beside one of 20,000, all of them counted in float64, within 128 MiB."""
+    generator = np.random.default_rng(0)
+    np.save(tmp_path / "e.npy", generator.standard_normal((60_000, 4), dtype=np.float32))
+    images = np.arange(60_000)
+    np.save(tmp_path / "l.npy", generator.permutation(np.where(images < 20_000, 0, 1 + images // 300)))
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path / "e.npy", tmp_path / "l.npy", "300"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert float(run.stdout.split()[0]) < 128

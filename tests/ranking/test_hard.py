@@ -1,8 +1,10 @@
 """Hard ranks against brute force in float64, over every screen, tile and protocol."""
 
 import inspect
+import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -144,7 +146,7 @@ def test_without_compiled_code_the_counts_are_the_same(monkeypatch):
     everyone = np.arange(500)
     compiled = counted(vectors, labels, everyone, everyone, None)
     monkeypatch.setitem(sys.modules, "forerank.ranking.hard_compiled", None)  # as if numba were missing
-    assert hard_count._counter(torch.device("cpu"), 1) is hard_count.Counter
+    assert hard_count._counter(torch.device("cpu"), 1, quick=True) is hard_count.Counter
     assert counted(vectors, labels, everyone, everyone, None) == compiled
 
 
@@ -159,6 +161,62 @@ print(hard_kernel._dot(np.ones(3, np.float32), np.ones(3, np.float32)))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout == "3.0\n", done.stderr
+
+
+def test_a_full_disk_is_no_reason_to_fail(tmp_path):
+    """What was compiled cannot be kept: torch counts instead."""
+    script = """
+import resource, signal
+import numpy as np
+from forerank import evaluate
+from forerank.ranking import hard_count
+hard_count.LARGE = 0
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+vectors = np.random.default_rng(0).normal(size=(60, 8))
+print(evaluate(vectors, np.arange(60) // 5, nmi=False)["map"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    vectors = np.random.default_rng(0).normal(size=(60, 8))
+    assert done.stdout, done.stderr
+    assert float(done.stdout) == evaluate(vectors, np.arange(60) // 5, nmi=False)["map"]
+
+
+@pytest.mark.parametrize("large", [0, 1 << 24])
+def test_works_in_inference_mode(large, monkeypatch):
+    monkeypatch.setattr(hard_count, "LARGE", large)
+    vectors, labels = grouped(300, 8, 5, 2.0)
+    plain = evaluate(vectors, labels, nmi=False)
+    with torch.inference_mode():
+        assert dict(evaluate(torch.from_numpy(vectors), labels, nmi=False)) == dict(plain)
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
+def test_the_border_of_a_tie_is_a_tie(precision):
+    """A negative that is TIE more similar than the positive, exactly, is tied; also beside ignored items."""
+    vectors = np.array([[1.0, 0.0], [0.0, 1.0], [TIE, 1.0]])
+    everyone = np.arange(3)
+    case = vectors, np.array([0, 0, 1]), everyone, everyone, None
+    assert counted(*case, precision=precision) == [([0], [1]), ([1], [0]), ([], [])]
+    vectors = np.vstack([vectors, [[0.5, 0.5]]])
+    everyone = np.arange(4)
+    case = vectors, np.array([0, 0, 0, 1]), everyone, everyone, np.array([0, 1, 0, 2])
+    assert counted(*case, precision=precision) == brute_force(*case)
+
+
+def test_evaluations_at_the_same_time_give_back_the_threads(monkeypatch):
+    monkeypatch.setattr(hard_count, "LARGE", 0)
+    vectors, labels = grouped(3000, 16, 5, 2.0)
+    before = torch.get_num_threads(), [pool["num_threads"] for pool in threadpool_info()]
+    works = [threading.Thread(target=evaluate, args=(vectors[:n], labels[:n])) for n in (500, 3000, 1500)]
+    for work in works:
+        work.start()
+    for work in works:
+        work.join()
+    assert (torch.get_num_threads(), [pool["num_threads"] for pool in threadpool_info()]) == before
 
 
 def test_threads_are_given_back(monkeypatch):

@@ -143,6 +143,20 @@ def verify(file: Path, archive: Archive) -> None:
         raise DownloadError(f"{file} {reason}")
 
 
+def _extract(tar: tarfile.TarFile, to: Path) -> None:
+    """Files and folders only, none outside `to`; tarfile itself sees to that from Python 3.11.4 on."""
+    for member in tar:
+        target = (to / member.name).resolve()
+        if not target.is_relative_to(to.resolve()):
+            raise tarfile.TarError(f"{member.name!r} would be outside the destination")
+        if member.isdir():
+            target.mkdir(parents=True, exist_ok=True)
+        elif (content := tar.extractfile(member) if member.isfile() else None) is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                shutil.copyfileobj(content, file, CHUNK)
+
+
 def unpack(file: Path, to: Path) -> None:
     """Unpack a .zip or .tar archive into the folder `to`; whole or not at all, and never outside it."""
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +168,7 @@ def unpack(file: Path, to: Path) -> None:
                 archive.extractall(temporary)  # zipfile drops "..", absolute paths and drive letters itself
         elif tarfile.is_tarfile(file):
             with tarfile.open(file) as tar:
-                tar.extractall(temporary, filter="data")
+                _extract(tar, temporary)
         else:
             raise InputError(f"{file} is neither a zip nor a tar archive")
         if not to.exists():

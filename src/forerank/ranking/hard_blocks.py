@@ -18,6 +18,7 @@ SAMPLE = 128  # gallery items that tell easy queries from hard ones
 # Pairs that a bfloat16 screen may leave undecided, of all pairs of a query and an item, before a float32
 # product is the cheaper way. Measured on two cores.
 EASY = 0.02
+WIDTHS = (16, 64)  # easy queries with up to so many thresholds go together
 
 
 @dataclass
@@ -91,6 +92,7 @@ def query_blocks(
     size: int,
     *,
     quick: bool,
+    distributed: bool,
 ) -> list[Queries]:
     """Blocks of the queries at the places `some`: easy ones first, then by their number of positives.
 
@@ -101,8 +103,14 @@ def query_blocks(
     if quick:
         easy, height = _judge(rows, queries, gallery, positives, some)
     # Easy queries alike in what reaches them lie together: most stretches of a tile then hold nothing at all.
-    order = some[np.lexsort((np.where(easy, -height, number), ~easy))]
-    edge, blocks = int(easy.sum()), []
+    # But not few thresholds beside many: a block is as wide as its widest query.
+    like = np.where(easy, np.searchsorted(WIDTHS, number), number)
+    order = np.lexsort((-height, like, ~easy))
+    place = torch.from_numpy(np.append(some[order], easy.sum())).to(rows.device)
+    if distributed:  # guesses may differ from process to process, but they must share one plan
+        torch.distributed.broadcast(place, 0)
+    plan = place.cpu().numpy()
+    order, edge, blocks = plan[:-1], int(plan[-1]), []
     for group, dtype in ((order[:edge], torch.bfloat16), (order[edge:], torch.float32)):
         for start in range(0, len(group), size):
             part = group[start : start + size]

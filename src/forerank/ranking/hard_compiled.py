@@ -4,11 +4,14 @@ Several threads on one tile would wait for each other after its product, and BLA
 which takes from the counting what the product gained.
 """
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
+from numba import config
+from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,14 +21,12 @@ from forerank.ranking import hard_screen as screen
 from forerank.ranking.hard_blocks import Block, Queries
 from forerank.ranking.hard_count import Counter, Sides, Tile
 from forerank.ranking.hard_rows import UnitRows
-from forerank.ranking.hard_same import TIE
-from forerank.ranking.hard_threads import one_thread_each
-from forerank.ranking.hard_tile import CROWDED
+from forerank.ranking.hard_same import compared
+from forerank.ranking.hard_threads import one_thread_each, threads
+from forerank.ranking.hard_tile import CROWDED, Limits
 
 SLAB = 64  # rows counted for both sides before the next ones: they stay in a core's own cache
 LEAST = 512  # smaller tiles would cost more to set up than to count
-Counts = NDArray[np.uint32]
-Rest = NDArray[np.int32]  # (n, 3) query, item and threshold of pairs that are still open
 
 
 class CompiledCounter(Counter):
@@ -34,18 +35,17 @@ class CompiledCounter(Counter):
     wide = 256
 
     def side(self) -> int:
-        """Smaller where many threads have a tile each: together they get a quarter of the memory."""
+        """Smaller where many threads have a tile and two blocks each: they share a quarter of the memory."""
         side = hard_blocks.BLOCK
-        while side > LEAST and torch.get_num_threads() * 4 * side**2 > self.memory // 4:
+        while side > LEAST and threads() * side * (8 * side + 12 * self.rows.dim) > self.memory // 4:
             side //= 2
         return side
 
     def work(self, tiles: list[Tile]) -> None:
         """As many tiles at a time as torch has threads."""
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool, one_thread_each():
-            waiting = [pool.submit(self.step, *tile) for tile in tiles]
+        with ThreadPoolExecutor(threads()) as pool, one_thread_each():
             try:
-                for one in waiting:
+                for one in [pool.submit(self.step, *tile) for tile in tiles]:
                     one.result()
             except BaseException:
                 pool.shutdown(cancel_futures=True)
@@ -62,23 +62,23 @@ class CompiledCounter(Counter):
         ):
             return sides  # the bit patterns would mislead
         if dtype == torch.float64:
-            for pair, exact in zip(sides, (tile, tile.T), strict=False):
-                way = _Side(self.rows, *pair, dtype, along=1)
-                kernel.count_exact(_array(exact), way.queries, *way.counts)
-                way.finish()
+            for side, other in sides:  # one: see `count`
+                self._exact(_array(tile), side, side.limits(other, self.rows.dim, dtype))
             return []
         ways = [_Side(self.rows, *pair, dtype, along=1 - i) for i, pair in enumerate(sides)]
         height, width = -(-len(tile) // kernel.TOGETHER) * kernel.TOGETHER, tile.shape[1]
         whole = self.buffers.tile.view(dtype)[: height * width].view(height, width)
         whole[len(tile) :] = -2  # no items: below every threshold
-        values, room = _array(whole), tile.numel() // CROWDED
+        values = _array(whole)
         for start in range(0, len(tile), SLAB):
             for way in ways:
-                way.count(values, start, min(start + SLAB, len(tile)), room)
-        for way in ways:
-            if way.near <= room:
-                way.finish()
-        return [pair for pair, way in zip(sides, ways, strict=True) if way.near > room]
+                way.count(values, start, min(start + SLAB, len(tile)))
+        return [pair for pair, way in zip(sides, ways, strict=True) if not way.finish()]
+
+    def _exact(self, tile: NDArray[Any], side: Queries, bounds: Limits) -> None:
+        above, tied = np.zeros((2, *bounds.low.shape), dtype=np.int64)
+        kernel.count_exact(tile, _array(bounds.low), _array(bounds.high), side.number.numpy(), above, tied)
+        side.add(torch.from_numpy(above), torch.from_numpy(tied))
 
 
 class _Side:
@@ -94,37 +94,57 @@ class _Side:
         self.queries = kernel.Side(low, high, number, threshold, vectors)
         self.items = other.unit(rows, torch.float32).numpy()
         self.margin = screen.dot_margin(rows.dim)
-        # Items above each threshold and tied with it, both (C, P) or (P, C).
-        self.counts: tuple[Counts, Counts] = np.zeros(low.shape, np.uint32), np.zeros(low.shape, np.uint32)
-        # Twice what a step of the compiled code may need, so that it seldom stops early.
-        step = kernel.TOGETHER * len(other if along == 1 else block) * threshold.shape[1]
-        self.rest = np.empty((2 * step, 3), dtype=np.int32)
-        self.open: list[Rest] = []
-        self.near = 0  # pairs too near for the screen
+        self.above = np.zeros(low.shape, dtype=np.uint32)  # items above each threshold, (C, P) or (P, C)
+        self.room = len(block) * len(other) // CROWDED
+        step = kernel.TOGETHER * kernel.SEGMENT * threshold.shape[1]
+        # Open pairs (n, 3): query, item, threshold. And how many are open, how many were too near to tell.
+        self.rest, self.seen = np.empty((self.room + step, 3), dtype=np.int32), np.zeros(2, dtype=np.int64)
 
-    def count(self, values: NDArray[Any], start: int, stop: int, room: int) -> None:
-        """Count some rows of the tile, and keep what stays open, unless too many pairs have been near."""
+    def count(self, values: NDArray[Any], start: int, stop: int) -> None:
+        """Count some rows of the tile."""
         work = kernel.count_rows if self.along == 1 else kernel.count_columns
-        while start < stop and self.near <= room:
-            seen = np.zeros(2, dtype=np.int64)
-            start = work(
-                values, start, stop, self.queries, self.items, self.margin, self.counts[0], self.rest, seen
-            )
-            self.near += int(seen[1])
-            if seen[0]:
-                self.open.append(self.rest[: seen[0]].copy())
+        work(
+            values,
+            start,
+            stop,
+            self.queries,
+            self.items,
+            self.margin,
+            self.above,
+            self.rest,
+            self.seen,
+            self.room,
+        )
 
-    def finish(self) -> None:
-        """Decide what was left open and give the counts to the block."""
-        if self.open:
-            query, item, p = np.concatenate(self.open).T.astype(np.int64)
+    def finish(self) -> bool:
+        """Decide what was left open and give the counts to the block; False if too much was near."""
+        if self.seen[1] > self.room:
+            return False
+        above = self.above.astype(np.int64)
+        above, tied = (
+            above if self.along == 1 else above.T,
+            np.zeros(self.queries.threshold.shape, dtype=np.int64),
+        )
+        query, item, p = self.rest[: self.seen[0]].T.astype(np.int64)
+        if len(query):
             exact = self.rows.similarity(self.block.index[query], self.other.index[item]).numpy()
-            gap = exact - self.queries.threshold[query, p]
-            place = (query, p) if self.along == 1 else (p, query)
-            for count, chosen in zip(self.counts, (gap > TIE, np.abs(gap) <= TIE), strict=True):
-                np.add.at(count, tuple(x[chosen] for x in place), 1)
-        counts = np.stack(self.counts).astype(np.int64)
-        self.block.add(*torch.from_numpy(counts if self.along == 1 else counts.transpose(0, 2, 1)))
+            higher, reaching = compared(exact, self.queries.threshold[query, p])
+            np.add.at(above, (query[higher], p[higher]), 1)
+            np.add.at(tied, (query[reaching & ~higher], p[reaching & ~higher]), 1)
+        self.block.add(torch.from_numpy(np.ascontiguousarray(above)), torch.from_numpy(tied))
+        return True
+
+
+def usable(*, quick: bool) -> bool:
+    """Whether compiled code can be had here: compiling and keeping it can fail in ways of its own."""
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return False
+    try:
+        for dtype in (np.float32, np.int16) if quick else (np.float32,):
+            kernel.prepare(dtype)
+    except (OSError, EOFError, pickle.UnpicklingError, NumbaError):  # a full disk, a damaged cache
+        return False
+    return True
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

@@ -6,6 +6,7 @@ and gallery are the same rows a tile serves both its sides, and half of the prod
 """
 
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -68,6 +69,9 @@ class Counter:
         """Count a tile for the queries and, if `both`, for the items as queries too."""
         sides = [(queries, items), *([(items, queries)] if both and isinstance(items, Queries) else [])]
         dtype = max((side.dtype for side, _ in sides), key=_bytes)
+        if dtype == torch.float64 and len(sides) == 2:  # no room for a transposed copy of the tile
+            self.count(queries, items, False)
+            return self.count(sides[1][0], queries, False)
         left, right = queries.unit(self.rows, dtype), items.unit(self.rows, dtype)
         tile = self.room(dtype, len(left), len(right))
         screen.product(left, right, tile)
@@ -106,9 +110,10 @@ class Counter:
         above.index_put_((query[sure], p[sure]), torch.ones_like(p[sure]), accumulate=True)
         query, item, p = query[open_], item[open_], p[open_]
         exact = self.rows.similarity(side.index[query.cpu().numpy()], other.index[item.cpu().numpy()])
-        gap = exact - threshold[open_]
-        above.index_put_((query, p), (gap > TIE).long(), accumulate=True)
-        tied.index_put_((query, p), (gap.abs() <= TIE).long(), accumulate=True)
+        higher = exact > threshold[open_] + TIE
+        reaching = exact >= threshold[open_] - TIE
+        above.index_put_((query, p), higher.long(), accumulate=True)
+        tied.index_put_((query, p), (reaching & ~higher).long(), accumulate=True)
         side.add(above, tied)
 
     def _dots(self, side: Block, other: Block, query: Tensor, item: Tensor) -> Tensor:
@@ -133,60 +138,74 @@ def count_gallery(
     """Gallery items more similar than each positive (P,), and at least as similar (P,)."""
     queries, gallery = candidates.queries[chosen], candidates.gallery
     number = np.diff(positives.offsets)
-    pairs = len(queries) * len(gallery)
-    kind = _counter(rows.device, pairs)
-    wide = number > (0 if precision == "float64" else kind.wide)
     both = candidates.symmetric and len(chosen) == len(candidates.queries)
-    quick = precision == "bfloat16" or (
-        precision == "auto" and pairs >= HUGE and screen.bfloat16_is_faster(rows.device)
-    )
-    counts = torch.zeros(2, len(positives.similarity), dtype=torch.int64, device=rows.device)
-    # Vectors of the queries in both precisions are kept if they fit beside the tiles and the thresholds.
-    keep = 6 * rows.dim * len(queries) <= memory // 2
     rank, world = 0, 1
     if distributed:
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    # Worker threads do not inherit the mode, and cannot write to tensors made in it.
+    with torch.inference_mode(False), torch.no_grad(), screen.exact_sums():
+        counts = torch.zeros(2, len(positives.similarity), dtype=torch.int64, device=rows.device)
+        pairs = len(queries) * len(gallery)
+        quick = precision == "bfloat16" or (
+            precision == "auto" and pairs >= HUGE and screen.bfloat16_is_faster(rows.device)
+        )
+        # Vectors of the queries in both precisions are kept if they fit beside the tiles and the thresholds.
+        keep = 6 * rows.dim * len(queries) <= memory // 2
+        counter = _counter(rows.device, pairs, quick=quick)(rows, memory, keep=keep)
+        settings = torch.tensor([quick, counter.wide, counter.side()], device=rows.device)
+        if distributed:  # guesses may differ from process to process, but they must share one plan
+            torch.distributed.broadcast(settings, 0)
+        quick, most, side = bool(settings[0]), int(settings[1]), int(settings[2])
+        wide = number > (0 if precision == "float64" else most)
 
-    screened = np.flatnonzero((number > 0) & ~wide)
-    with screen.exact_sums():
+        screened = np.flatnonzero((number > 0) & ~wide)
         if len(screened):
-            counter = kind(rows, memory, keep=keep)
-            blocks = query_blocks(rows, queries, gallery, positives, screened, counter.side(), quick=quick)
+            blocks = query_blocks(
+                rows, queries, gallery, positives, screened, side, quick=quick, distributed=distributed
+            )
             rest = queries[(number == 0) | wide] if both else gallery
-            shelf = [*(blocks if both else []), *plain_blocks(rest, counter.side())]
-            tiles = [
+            shelf = [*(blocks if both else []), *plain_blocks(rest, side)]
+            counter.run([
                 (query, item, both and query is not item)
                 for j, item in list(enumerate(shelf))[rank::world]
                 for query in (blocks[: j + 1] if both else blocks)
-            ]
-            counter.run(tiles)
+            ])  # fmt: skip
             for query in blocks:
                 filled = query.slot >= 0
-                counts[:, query.slot[filled]] = torch.stack([query.above, query.above + query.tied])[
-                    :, filled
-                ]
+                counts[0, query.slot[filled]] = query.above[filled]
+                counts[1, query.slot[filled]] = (query.above + query.tied)[filled]
+            del blocks, shelf
+        del counter
         shard = np.array_split(gallery, world)[rank]
-        for start in range(0, len(queries), 512):
-            some = np.flatnonzero(wide[start : start + 512]) + start
-            if len(some):
-                _count_float64(rows, queries[some], shard, positives, some, counts)
-    if distributed:
-        torch.distributed.all_reduce(counts)
+        for some in _alike(np.flatnonzero(wide), number, memory // 512):
+            _count_float64(rows, queries[some], shard, positives, some, counts)
+        if distributed:
+            torch.distributed.all_reduce(counts)
     above, reach = counts.cpu().numpy()
     return above, reach
+
+
+def _alike(some: Integers, number: Integers, most: int) -> Iterator[Integers]:
+    """Parts of the queries, with like numbers of positives and so many together (or one query)."""
+    some = some[np.argsort(number[some], kind="stable")]
+    while len(some):
+        area = number[some] * np.arange(1, len(some) + 1)
+        stop = max(1, min(512, int(np.searchsorted(area, most, side="right"))))
+        yield some[:stop]
+        some = some[stop:]
 
 
 def _bytes(dtype: torch.dtype) -> int:
     return dtype.itemsize
 
 
-def _counter(device: torch.device, pairs: int) -> type[Counter]:
+def _counter(device: torch.device, pairs: int, *, quick: bool) -> type[Counter]:
     if device.type == "cpu" and pairs >= LARGE:
         try:
-            from forerank.ranking.hard_compiled import CompiledCounter
-        except ImportError:  # numba is missing, or does not work with this numpy
+            from forerank.ranking.hard_compiled import CompiledCounter, usable
+        except (ImportError, OSError):  # numba is missing, or does not work with this numpy
             return Counter
-        return CompiledCounter
+        return CompiledCounter if usable(quick=quick) else Counter
     return Counter
 
 
@@ -203,7 +222,10 @@ def _count_float64(
     threshold = torch.full((len(queries), width), np.inf, dtype=torch.float64)
     threshold[filled] = torch.from_numpy(positives.similarity)[place]
     # One sorted list of both edges of every tie zone: an item's place in it answers all questions.
-    edges, order = torch.cat([threshold + TIE, threshold - TIE], dim=1).to(rows.device).sort(dim=1)
+    over = torch.nextafter(
+        threshold + TIE, torch.tensor(np.inf, dtype=torch.float64)
+    )  # reached if above + TIE
+    edges, order = torch.cat([over, threshold - TIE], dim=1).to(rows.device).sort(dim=1)
     query, bins = rows.float64(queries), 2 * width + 1
     base = torch.arange(len(queries), device=rows.device)[:, None] * bins
     histogram = torch.zeros(len(queries) * bins, dtype=torch.int64, device=rows.device)

@@ -182,13 +182,13 @@ def _sparse_row(
 @_compiled()
 def count_rows(
     tile: NDArray[Any], start: int, stop: int, side: Side, items: NDArray[np.float32], margin: float,
-    above: NDArray[np.uint32], rest: NDArray[np.int32], seen: NDArray[np.int64],
-) -> int:  # fmt: skip
+    above: NDArray[np.uint32], rest: NDArray[np.int32], seen: NDArray[np.int64], room: int,
+) -> None:  # fmt: skip
     """Rows start to stop of the tile are queries: add to `above` (C, P) how many items stand above.
 
     `margin` is the error of `_dot`. Pairs (query, item, threshold) that it leaves open are written to `rest`;
-    `seen` counts these, and all pairs that it was needed for. Returns the row it got to: earlier than `stop`
-    if `rest` has no room for what another row could leave open.
+    `seen` counts these, and all pairs that it was needed for. With more than `room` of them it gives up: the
+    counts are then worthless. So `rest` needs `room` places and those of one more step (TOGETHER segments).
     """
     width = tile.shape[1]
     found = np.empty(GROUP, np.int64)
@@ -196,10 +196,10 @@ def count_rows(
         number = side.number[i]
         if number == 0:
             continue
-        if seen[0] + width * number > rest.shape[0]:
-            return i
         lows, highs, row = side.low[i], side.high[i], tile[i]
         for begin in range(0, width, SEGMENT):
+            if seen[1] > room:
+                return
             end = min(width, begin + SEGMENT)
             values = row[begin:end]
             reached = _reaching(values, lows[0])
@@ -222,7 +222,6 @@ def count_rows(
                     for k in range(_find(part, lows[p], highs[p], found)):
                         item = group + found[k]
                         _settle(side, items, i, item, p, margin, above, i, p, rest, seen)
-    return stop
 
 
 @_compiled()
@@ -251,8 +250,8 @@ def _sparse_columns(
 @_compiled()
 def count_columns(
     tile: NDArray[Any], start: int, stop: int, side: Side, items: NDArray[np.float32], margin: float,
-    above: NDArray[np.uint32], rest: NDArray[np.int32], seen: NDArray[np.int64],
-) -> int:  # fmt: skip
+    above: NDArray[np.uint32], rest: NDArray[np.int32], seen: NDArray[np.int64], room: int,
+) -> None:  # fmt: skip
     """The columns are queries, rows start to stop the items: add to `above` (P, C); else like `count_rows`.
 
     Rows are taken four at a time: the tile must have so many, those beyond its items below every threshold.
@@ -260,9 +259,9 @@ def count_columns(
     most, width = side.low.shape
     found = np.empty(GROUP, np.int64)
     for i in range(start, stop, TOGETHER):
-        if seen[0] + TOGETHER * width * most > rest.shape[0]:
-            return i
         for begin in range(0, width, SEGMENT):
+            if seen[1] > room:
+                return
             end = min(width, begin + SEGMENT)
             lowest, reached = side.low[0][begin:end], 0
             for row in range(i, i + TOGETHER):
@@ -292,18 +291,31 @@ def count_columns(
                         for k in range(_find_own(part, lows, highs, found)):
                             query = group + found[k]
                             _settle(side, items, query, row, p, margin, above, p, query, rest, seen)
-    return stop
 
 
 @_compiled()
 def count_exact(
-    tile: NDArray[np.float64], side: Side, above: NDArray[np.uint32], tied: NDArray[np.uint32]
-) -> None:
-    """All rows of a float64 tile are queries, whose limits enclose the ties: count both kinds (C, P)."""
-    for i in range(above.shape[0]):
-        for p in range(side.number[i]):
-            reached, passed = _compare(tile[i], side.low[i, p], side.high[i, p])
+    tile: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64], number: NDArray[np.int64],
+    above: NDArray[np.int64], tied: NDArray[np.int64],
+) -> None:  # fmt: skip
+    """Rows of a float64 tile are queries, their limits (C, P) enclose the ties: count both kinds (C, P)."""
+    for i in range(tile.shape[0]):
+        for p in range(number[i]):
+            reached, passed = _compare(tile[i], low[i, p], high[i, p])
             if reached == 0:
                 break
             above[i, p] += passed
             tied[i, p] += reached - passed
+
+
+def prepare(dtype: type[np.generic]) -> None:
+    """Compile what counts tiles of this type, or read it from where it is kept; some seconds, or a moment."""
+    size = TOGETHER
+    tile, limit = np.zeros((size, size), dtype), np.ones((size, 1), dtype)
+    threshold, number = np.ones((size, 1)), np.ones(size, np.int64)
+    vectors, above = np.zeros((size, 1), np.float32), np.zeros((size, 1), np.uint32)
+    rest, seen = np.empty((1, 3), np.int32), np.zeros(2, np.int64)
+    side = Side(limit, limit, number, threshold, vectors)
+    count_rows(tile, 0, size, side, vectors, 0.0, above, rest, seen, 1)
+    side = Side(limit.T.copy(), limit.T.copy(), number, threshold, vectors)
+    count_columns(tile, 0, size, side, vectors, 0.0, above.T.copy(), rest, seen, 1)

@@ -16,6 +16,13 @@ TIE = 1e-12
 FEW = 32  # images of a label up to which pairs are compared one by one
 
 
+def compared(
+    similarity: NDArray[np.float64], threshold: NDArray[np.float64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Whether each similarity is above its threshold, and whether it is above or tied: the one rule."""
+    return similarity > threshold + TIE, similarity >= threshold - TIE
+
+
 @dataclass(frozen=True)
 class Candidates:
     """Who is compared with whom. Positions index the rows of the embeddings."""
@@ -77,7 +84,7 @@ def positives_of(rows: UnitRows, candidates: Candidates, same: SameLabel, chosen
         # As many queries as keep the padded block small; at least one.
         ahead = width[by_width[start:]]
         area = ahead * np.arange(1, len(ahead) + 1)
-        stop = start + max(1, int(np.searchsorted(area, 1 << 20, side="right")))
+        stop = start + max(1, int(np.searchsorted(area, 1 << 19, side="right")))
         which = by_width[start:stop]
         parts.append(_padded_block(rows, candidates, same, chosen[which], which))
         start = stop
@@ -134,7 +141,9 @@ def _one_product_a_label(
     order = np.argsort(labels, kind="stable")
     for group in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
         members = item[group[0], : count[group[0]]]
-        query = rows.float64(queries[group])
-        for start, stop in blocks(len(members), rows.dim):  # a class may be most of the embeddings
-            product = query @ rows.float64(members[start:stop]).T
-            similarity[group[:, None], np.arange(start, stop)] = product.cpu().numpy()
+        for first, last in blocks(len(group), rows.dim):  # a class may be most of the embeddings
+            some = group[first:last]
+            query = rows.float64(queries[some])
+            for start, stop in blocks(len(members), rows.dim):
+                product = query @ rows.float64(members[start:stop]).T
+                similarity[some[:, None], np.arange(start, stop)] = product.cpu().numpy()

@@ -1,8 +1,9 @@
 """numpy releases the interpreter lock: a few threads share its work, as many as torch uses."""
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -37,16 +38,39 @@ def in_parts(work: Callable[[slice], NDArray[Any]], count: int, step: int) -> ND
     return np.concatenate(in_slices(work, count, step)) if count else work(slice(0, 0))
 
 
-@contextmanager
-def one_thread_each() -> Iterator[None]:
+class _OneThreadEach:
+    """Several evaluations may overlap: the first to come changes the setting, the last to go restores it."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.threads = threading.Lock(), 0, 1
+        self.limits: threadpool_limits | None = None
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.threads, self.limits = torch.get_num_threads(), threadpool_limits(1, user_api="blas")
+                torch.set_num_threads(1)
+            self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0 and self.limits is not None:
+                torch.set_num_threads(self.threads)
+                self.limits.restore_original_limits()
+
+
+_the_one = _OneThreadEach()
+
+
+def one_thread_each() -> AbstractContextManager[None]:
     """Within, a product of torch or numpy uses the thread that asks for it and no other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    return _the_one
+
+
+def threads() -> int:
+    """How many threads torch has been given, whatever an evaluation has set meanwhile."""
+    return _the_one.threads if _the_one.inside else torch.get_num_threads()
 
 
 @lru_cache(maxsize=4)
