@@ -104,34 +104,23 @@ class _Side:
         """Count some rows of the tile."""
         work = kernel.count_rows if self.along == 1 else kernel.count_columns
         work(
-            values,
-            start,
-            stop,
-            self.queries,
-            self.items,
-            self.margin,
-            self.above,
-            self.rest,
-            self.seen,
-            self.room,
-        )
+            values, start, stop, self.queries, self.items, self.margin,
+            self.above, self.rest, self.seen, self.room,
+        )  # fmt: skip
 
     def finish(self) -> bool:
         """Decide what was left open and give the counts to the block; False if too much was near."""
         if self.seen[1] > self.room:
             return False
-        above = self.above.astype(np.int64)
-        above, tied = (
-            above if self.along == 1 else above.T,
-            np.zeros(self.queries.threshold.shape, dtype=np.int64),
-        )
+        above = np.ascontiguousarray(self.above if self.along == 1 else self.above.T, dtype=np.int64)
+        tied = np.zeros_like(above)
         query, item, p = self.rest[: self.seen[0]].T.astype(np.int64)
         if len(query):
             exact = self.rows.similarity(self.block.index[query], self.other.index[item]).numpy()
-            higher, reaching = compared(exact, self.queries.threshold[query, p])
-            np.add.at(above, (query[higher], p[higher]), 1)
-            np.add.at(tied, (query[reaching & ~higher], p[reaching & ~higher]), 1)
-        self.block.add(torch.from_numpy(np.ascontiguousarray(above)), torch.from_numpy(tied))
+            found = compared(exact, self.queries.threshold[query, p])
+            for count, chosen in zip((above, tied), found, strict=True):
+                np.add.at(count, (query[chosen], p[chosen]), 1)
+        self.block.add(torch.from_numpy(above), torch.from_numpy(tied))
         return True
 
 

@@ -16,7 +16,7 @@ from forerank.ranking import hard_blocks
 from forerank.ranking import hard_screen as screen
 from forerank.ranking.hard_blocks import Block, Queries, plain_blocks, query_blocks
 from forerank.ranking.hard_rows import UnitRows
-from forerank.ranking.hard_same import TIE, Candidates, Integers, Positives
+from forerank.ranking.hard_same import TIE, Candidates, Integers, Positives, compared
 from forerank.ranking.hard_tile import Verdict, count_exact, count_tile
 
 DOTS = 4096  # pairs whose vectors are gathered together
@@ -110,10 +110,8 @@ class Counter:
         above.index_put_((query[sure], p[sure]), torch.ones_like(p[sure]), accumulate=True)
         query, item, p = query[open_], item[open_], p[open_]
         exact = self.rows.similarity(side.index[query.cpu().numpy()], other.index[item.cpu().numpy()])
-        higher = exact > threshold[open_] + TIE
-        reaching = exact >= threshold[open_] - TIE
-        above.index_put_((query, p), higher.long(), accumulate=True)
-        tied.index_put_((query, p), (reaching & ~higher).long(), accumulate=True)
+        for count, chosen in zip((above, tied), compared(exact, threshold[open_]), strict=True):
+            count.index_put_((query, p), chosen.long(), accumulate=True)
         side.add(above, tied)
 
     def _dots(self, side: Block, other: Block, query: Tensor, item: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The gallery items that share a query's label: its positives, itself, and pairs the protocol ignores."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +17,14 @@ TIE = 1e-12
 FEW = 32  # images of a label up to which pairs are compared one by one
 
 
-def compared(
-    similarity: NDArray[np.float64], threshold: NDArray[np.float64]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether each similarity is above its threshold, and whether it is above or tied: the one rule."""
-    return similarity > threshold + TIE, similarity >= threshold - TIE
+def compared(similarity: Any, threshold: Any) -> tuple[Any, Any]:
+    """Whether each float64 similarity is above its threshold, and whether it is only tied: the one rule.
+
+    >>> [x.tolist() for x in compared(np.array([0.5, 0.4, 0.3]), np.full(3, 0.4))]
+    [[True, False, False], [False, True, False]]
+    """
+    above = similarity > threshold + TIE
+    return above, (similarity >= threshold - TIE) & ~above
 
 
 @dataclass(frozen=True)

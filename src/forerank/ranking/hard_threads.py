@@ -5,37 +5,29 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-T = TypeVar("T")
-
-
-def in_slices(work: Callable[[slice], T], count: int, step: int) -> list[T]:
-    """Run `work` on consecutive slices by several threads; its results in order.
-
-    >>> in_slices(lambda some: some.stop - some.start, 10, 4)
-    [4, 4, 2]
-    """
-    slices = [slice(start, min(count, start + step)) for start in range(0, count, step)]
-    threads = torch.get_num_threads()
-    if threads == 1 or len(slices) < 2:
-        return [work(some) for some in slices]
-    # A few runs of slices for each thread: handing over every slice alone costs as much as small slices take.
-    run = -(-len(slices) // (2 * threads))
-    runs = [slices[start : start + run] for start in range(0, len(slices), run)]
-    return [
-        result for done in _pool(threads).map(lambda some: [work(s) for s in some], runs) for result in done
-    ]
-
 
 def in_parts(work: Callable[[slice], NDArray[Any]], count: int, step: int) -> NDArray[Any]:
-    """Like `in_slices`, with the resulting arrays joined."""
-    return np.concatenate(in_slices(work, count, step)) if count else work(slice(0, 0))
+    """Run `work` on consecutive slices by several threads; its arrays joined, in order.
+
+    >>> in_parts(lambda some: np.array([some.stop - some.start]), 10, 4).tolist()
+    [4, 4, 2]
+    """
+    slices = [slice(start, min(count, start + step)) for start in range(0, count, step)] or [slice(0, 0)]
+    workers = torch.get_num_threads()
+    if workers == 1 or len(slices) == 1:
+        return np.concatenate([work(some) for some in slices])
+    # A few runs of slices for each thread: handing over every slice alone costs as much as small slices take.
+    run = -(-len(slices) // (2 * workers))
+    runs = [slices[start : start + run] for start in range(0, len(slices), run)]
+    done = _pool(workers).map(lambda some: np.concatenate([work(s) for s in some]), runs)
+    return np.concatenate(list(done))
 
 
 class _OneThreadEach:
@@ -74,5 +66,5 @@ def threads() -> int:
 
 
 @lru_cache(maxsize=4)
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="forerank-count")
+def _pool(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers, thread_name_prefix="forerank-count")
