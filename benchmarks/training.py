@@ -31,7 +31,7 @@ from forerank.training.assemble import Assembly, assemble
 from forerank.training.batches import Batches
 from forerank.training.loop import take_step
 from forerank.training.optimise import peak_rate, rate_factor, set_rates
-from forerank.training.prepare import open_parts, settle
+from forerank.training.prepare import complete_recipe, open_parts
 from forerank.training.processes import Processes
 from forerank.training.recipe import load_recipe
 from forerank.training.record import Record
@@ -43,7 +43,7 @@ def build(values: list[str]) -> Assembly:
     """A run on glyphs, ready to step."""
     recipe = load_recipe("glyphs", values)
     parts = open_parts(recipe)
-    recipe = settle(recipe, parts["train"], 1, "cpu")
+    recipe = complete_recipe(recipe, parts["train"], 1, "cpu")
     return assemble(recipe, parts, Processes(0, 1, CPU))
 
 

@@ -12,9 +12,8 @@ from forerank.cli import run
 from forerank.data import Table
 from forerank.metrics import evaluate
 from forerank.models import save_model
-from forerank.training import load_recipe
+from forerank.training import embed_run, load_recipe
 from forerank.training.assemble import build_model
-from forerank.training.finish import embed_run
 from forerank.training.measure import Embedded, measure
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe, override, recipe_text

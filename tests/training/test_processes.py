@@ -12,8 +12,8 @@ import pytest
 
 from forerank.errors import InputError
 from forerank.training import load_recipe, read_history, train
-from forerank.training.prepare import open_parts, settle
-from forerank.training.record import as_begun
+from forerank.training.prepare import complete_recipe, open_parts
+from forerank.training.record import with_begun_batch
 
 from .conftest import CALM, QUICK, Start
 from .test_resume import steps_done, wait_for
@@ -106,14 +106,15 @@ def test_a_run_keeps_its_batch_when_other_processes_take_it_up(images: Path, tmp
     run = tmp_path / "run"
     values = [v for v in QUICK if not v.startswith("batch_size")] + ["report=false", "steps=2"]
     parts = open_parts(load_recipe(images, values))
-    sizes = [settle(load_recipe(images, values), parts["train"], n, "cpu").batch.batch_size for n in (1, 2)]
+    fitted = [complete_recipe(load_recipe(images, values), parts["train"], n, "cpu") for n in (1, 2)]
+    sizes = [recipe.batch.batch_size for recipe in fitted]
     assert sizes == [44, 40]
     train(load_recipe(images, [*values, "batch_size=40"]), run)  # what two processes would have begun
     (run / "results.json").unlink()
     assert train(load_recipe(images, values), run).results["steps"] == 2
     assert load_recipe(run / "recipe.yaml").batch.batch_size == 40
     with pytest.raises(InputError, match="batches of 10 classes, which 3 processes cannot share evenly"):
-        as_begun(load_recipe(images, values), run, processes=3)
+        with_begun_batch(load_recipe(images, values), run, processes=3)
 
 
 def _worker(agent: int, rank: int) -> int:

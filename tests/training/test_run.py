@@ -109,7 +109,7 @@ def test_without_validation_the_last_checkpoint_is_the_model(images: Path, tmp_p
 
 def test_chosen_on_test_says_so(images: Path, tmp_path: Path) -> None:
     outcome = train(load_recipe(images, [*QUICK, "choose_on=test"]), tmp_path / "run")
-    assert any("flatter" in note for note in outcome.results["notes"])
+    assert any("optimistic" in note for note in outcome.results["notes"])
 
 
 SHORT = [*QUICK, "steps=6", "every=3", "batch_size=8", "report=false"]
@@ -250,19 +250,19 @@ def test_paths_of_the_data_are_written_in_full(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forerank.data import open_table
-    from forerank.training.prepare import open_parts, settle
+    from forerank.training.prepare import complete_recipe, open_parts
 
     table = open_table(images)
     table.write_csv(tmp_path / "table.csv")
     monkeypatch.chdir(tmp_path)
     recipe = load_recipe("folder", [*QUICK, "data.source=table.csv", f"data.root={images.name}"])
     (tmp_path / images.name).symlink_to(images)
-    settled = settle(recipe, open_parts(recipe)["train"], 1, "cpu")
-    assert settled.data.source == str(tmp_path / "table.csv")
-    assert settled.data.root == str(images)
+    complete = complete_recipe(recipe, open_parts(recipe)["train"], 1, "cpu")
+    assert complete.data.source == str(tmp_path / "table.csv")
+    assert complete.data.root == str(images)
     glyphs = load_recipe("glyphs", QUICK)
     (tmp_path / "glyphs").mkdir()  # a folder that happens to have the name of a data set
-    assert settle(glyphs, open_parts(recipe)["train"], 1, "cpu").data.source == "glyphs"
+    assert complete_recipe(glyphs, open_parts(recipe)["train"], 1, "cpu").data.source == "glyphs"
 
 
 def test_a_pipe_among_the_images_is_refused_at_once(images: Path, tmp_path: Path, start: Start) -> None:
@@ -292,7 +292,7 @@ def test_a_picture_in_train_and_test_is_told(images: Path, tmp_path: Path) -> No
     for c in range(1, 20):
         shutil.copy(leaky / "class_00" / "0.png", leaky / f"class_{c:02d}" / "0.png")
     outcome = train(load_recipe(leaky, [*QUICK, "steps=2", "report=false"]), tmp_path / "run")
-    assert any("the figures flatter" in note for note in outcome.results["notes"])
+    assert any("these numbers are optimistic" in note for note in outcome.results["notes"])
     assert any("under two labels" in note for note in outcome.results["notes"])
 
 

@@ -52,7 +52,7 @@ def audit(
     from forerank.models import keep_freed_memory
     from forerank.search.audit_page import write_csv, write_page
     from forerank.search.label_audit import audit, score
-    from forerank.training.finish import embed_run
+    from forerank.training import embed_run
     from forerank.training.prepare import open_parts
     from forerank.training.recipe import load_recipe
 

@@ -19,13 +19,13 @@ def demo(*, run: Path = Path("runs/demo"), json: bool = False) -> None:
         Print the results as JSON.
     """
     from forerank.models import keep_freed_memory
-    from forerank.training import begin_again, load_recipe
+    from forerank.training import load_recipe, remove_finished_run
     from forerank.training import train as start
 
     began = time.perf_counter()
     keep_freed_memory()
     say("glyphs: characters in the typefaces that matplotlib ships; the test characters are never trained on")
-    begin_again(run)
+    remove_finished_run(run)
     outcome = start(load_recipe("glyphs", ["name=demo"]), run)
     if json:
         print_json({"run": str(run), **outcome.results})

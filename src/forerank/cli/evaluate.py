@@ -88,8 +88,7 @@ def evaluate(
                 raise InputError(
                     f"--{name} goes with --embeddings; a run has its own labels, protocol and report.html."
                 )
-        from forerank.training.finish import evaluate_run
-        from forerank.training.processes import is_first_process
+        from forerank.training import evaluate_run, is_first_process
 
         result = evaluate_run(Path(run), split=split or "test", **options)
         if is_first_process():

@@ -17,7 +17,7 @@ def train(
 ) -> None:
     """Train a model, evaluate it before and after, write a report.
 
-    Killed or interrupted, the same command (or: forerank train RUN) takes up where it stopped.
+    Killed or interrupted, the same command (or: forerank train RUN) continues where it stopped.
 
     Examples:
 
@@ -30,13 +30,13 @@ def train(
     Parameters
     ----------
     source:
-        A folder of images (one sub-folder a class), a .csv table, a recipe's name (forerank recipe list), a
+        A folder of images (one sub-folder per class), a .csv table, a recipe's name (forerank recipe list), a
         recipe file, or the folder of a run to resume.
     values:
         Values of the recipe to change, as key=value; forerank recipe show folder lists the keys.
     run:
-        Folder to write; by default runs/ and a name made of the source and the values. Under torchrun, which
-        takes --run for its own, write run=FOLDER.
+        Folder to write; by default runs/ and a name made of the source and the values. torchrun has an option
+        --run of its own: with torchrun, write run=FOLDER.
     json:
         Print the results as JSON.
     """

@@ -36,7 +36,7 @@ class Examples:
 
 def embed_test(run: Path) -> "tuple[NDArray[np.float32], Table]":
     """The test images of a run by its best model: vectors (N, D) and their table."""
-    from forerank.training.finish import embed_run
+    from forerank.training import embed_run
 
     embedded, _ = embed_run(run)
     return embedded.vectors, embedded.table

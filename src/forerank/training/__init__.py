@@ -11,16 +11,16 @@ _HOMES = {
     "load_recipe": "recipe",
     "override": "recipe",
     "recipe_names": "recipe",
-    "begin_again": "record",
+    "remove_finished_run": "record",
     "is_run": "record",
     "prepare_run": "record",
     "read_history": "record",
     "backward_in_chunks": "large_batch",
     "is_first_process": "processes",
     "joined": "processes",
-    "Outcome": "finish",
-    "embed_run": "finish",
-    "evaluate_run": "finish",
+    "Outcome": "outcome",
+    "embed_run": "run_evaluation",
+    "evaluate_run": "run_evaluation",
     "train": "loop",
 }
 
@@ -28,7 +28,6 @@ __all__ = [
     "Outcome",
     "Recipe",
     "backward_in_chunks",
-    "begin_again",
     "embed_run",
     "evaluate_run",
     "is_first_process",
@@ -39,16 +38,17 @@ __all__ = [
     "prepare_run",
     "read_history",
     "recipe_names",
+    "remove_finished_run",
     "train",
 ]
 
 if TYPE_CHECKING:
-    from forerank.training.finish import Outcome, embed_run, evaluate_run
     from forerank.training.large_batch import backward_in_chunks
     from forerank.training.loop import train
+    from forerank.training.outcome import Outcome
     from forerank.training.processes import is_first_process, joined
     from forerank.training.recipe import Recipe, load_recipe, override, recipe_names
-    from forerank.training.record import begin_again, is_run, prepare_run, read_history
+    from forerank.training.record import is_run, prepare_run, read_history, remove_finished_run
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Everything a run computes with, put together from a settled recipe."""
+"""Everything a run computes with, put together from a complete recipe."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -61,7 +61,7 @@ class Assembly:
                     parameter.requires_grad_(not only_head)
 
     @contextmanager
-    def as_the_model(self) -> Iterator[None]:
+    def final_weights(self) -> Iterator[None]:
         """Inside, the model is what would be shipped: in evaluation mode, its weights averaged or blended."""
         if self.mean is not None:
             self.mean.swap(self.model)
@@ -76,7 +76,7 @@ class Assembly:
     def write(self, folder: Path, state: Mapping[str, Any], link: str) -> None:
         """Fill a checkpoint folder: the model to ship for `best`, all that resuming needs for `last`."""
         if link == BEST:
-            with self.as_the_model():
+            with self.final_weights():
                 save_model(self.model, folder)
             save_state(folder, state, {})
             return
@@ -90,7 +90,7 @@ class Assembly:
         save_state(folder, state, tensors)
 
     def restore(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Take up what `write` wrote under `last`."""
+        """Restore what `write` wrote under `last`."""
 
         def named(prefix: str) -> dict[str, Tensor]:
             return {

@@ -1,7 +1,7 @@
 """TensorBoard events, written by the thread that trains.
 
 tensorboardX would write them from a thread of its own: when the disk is full that thread dies, and the run
-waits for ever at its full queue. One short write a step costs nothing, and its failure is ours to see.
+waits for ever at its full queue. One short write per step costs nothing, and this thread sees it fail.
 """
 
 import os
@@ -17,7 +17,7 @@ from forerank.console import say
 
 
 class Board:
-    """An event file of a folder; without room for it the run goes on without.
+    """An event file in a folder; if the disk is full, the run goes on without it.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -53,7 +53,7 @@ class Board:
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            with suppress(OSError):  # of a full disk, which was told; the file is closed all the same
+            with suppress(OSError):  # the full disk was reported already; the file is closed all the same
                 self._file.close()
             self._file = None
 

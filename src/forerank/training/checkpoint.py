@@ -131,7 +131,7 @@ def unreadable(folder: Path, error: Exception) -> ForerankError:
     """The sentence about a damaged checkpoint."""
     reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
     return ForerankError(
-        f"the checkpoint {folder} cannot be read ({reason}): remove {folder.parent} to begin anew"
+        f"the checkpoint {folder} cannot be read ({reason}): remove {folder.parent} to start again"
     )
 
 

@@ -1,4 +1,4 @@
-"""Every image looked at before the first step: what cannot be used is refused, or left out for everyone."""
+"""Every image is checked before the first step: what cannot be used is refused, or left out everywhere."""
 
 import hashlib
 import json
@@ -27,16 +27,16 @@ class ImageCheck:
 
     parts: dict[str, Table]
     notes: list[str]
-    record: Mapping[str, Any] | None  # as kept in the run folder; None: nothing was looked at
+    record: Mapping[str, Any] | None  # as kept in the run folder; None: nothing was checked
 
-    def keep(self, run: Path) -> None:
-        """Write it down, so that a run which is taken up does not look again at the same files."""
+    def write(self, run: Path) -> None:
+        """Write the record, so that a resumed run does not check the same files again."""
         if self.record is not None:
             write_json(run / CHECKED, self.record)
 
 
-def look_at_images(run: Path, parts: Mapping[str, Table], recipe: Recipe, processes: Processes) -> ImageCheck:
-    """Look at every image once a run, by the first process; with ``on_bad=skip`` decode them all.
+def check_images(run: Path, parts: Mapping[str, Table], recipe: Recipe, processes: Processes) -> ImageCheck:
+    """Check every image once per run, by the first process; with ``on_bad=skip`` decode them all.
 
     The rows that remain are the same in every process and in every way of reading them, so batches can be
     planned on them.
@@ -65,7 +65,7 @@ def look_at_images(run: Path, parts: Mapping[str, Table], recipe: Recipe, proces
 
 
 def _record(run: Path, whole: Table, skip: bool) -> dict[str, Any]:
-    """What is known of these very files from an earlier look, or a fresh look."""
+    """What an earlier check of these very files found, or a new check."""
     digest = hashlib.sha256(b"decoded" if skip else b"headers")
     digest.update(
         "\n".join([*whole.label.tolist(), *whole.split.tolist()]).encode("utf-8", "surrogateescape")
@@ -77,28 +77,28 @@ def _record(run: Path, whole: Table, skip: bool) -> dict[str, Any]:
         if known["key"] == key and isinstance(known["bad"], list) and isinstance(known["notes"], list):
             return known
     except (OSError, ValueError, TypeError, KeyError):
-        pass  # never looked at, or written by something else: look
-    return {"key": key, **_look(whole, skip)}
+        pass  # never checked, or written by something else: check now
+    return {"key": key, **_check(whole, skip)}
 
 
-def _look(whole: Table, skip: bool) -> dict[str, list[str]]:
-    found = check_table(whole, pixels=skip)
-    bad = [*found.missing, *found.broken]
+def _check(whole: Table, skip: bool) -> dict[str, list[str]]:
+    check = check_table(whole, pixels=skip)
+    bad = [*check.missing, *check.broken]
     if bad and not skip:
-        reason = "is missing" if found.missing else found.broken[bad[0]]
+        reason = "is missing" if check.missing else check.broken[bad[0]]
         raise InputError(
-            f"{len(bad):,} of {found.images:,} images cannot be used, first {bad[0]} ({reason}): "
+            f"{len(bad):,} of {check.images:,} images cannot be used, first {bad[0]} ({reason}): "
             "mend or remove them, or give on_bad=skip"
         )
-    notes = [f"{len(bad):,} of {found.images:,} images cannot be read and are left out"] if bad else []
-    if found.leaked:
+    notes = [f"{len(bad):,} of {check.images:,} images cannot be read and are left out"] if bad else []
+    if check.leaked:
         notes.append(
-            f"{len(found.leaked):,} pictures are in training and in validation or test, first "
-            f"{' and '.join(found.leaked[0][:2])}: the figures flatter"
+            f"{len(check.leaked):,} pictures are in training and in validation or test, first "
+            f"{' and '.join(check.leaked[0][:2])}: these numbers are optimistic"
         )
-    if found.conflicting:
+    if check.conflicting:
         notes.append(
-            f"{len(found.conflicting):,} pictures appear under two labels, first "
-            f"{' and '.join(found.conflicting[0][:2])}"
+            f"{len(check.conflicting):,} pictures appear under two labels, first "
+            f"{' and '.join(check.conflicting[0][:2])}"
         )
     return {"bad": bad, "notes": notes}

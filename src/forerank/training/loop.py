@@ -1,4 +1,4 @@
-"""The training loop: a table, a model and a loss become a run folder.
+"""The training loop: a table, a model and a method become a run folder.
 
 One process and many run the same lines: start it with ``forerank train ...`` or with
 ``torchrun --nproc-per-node N -m forerank train ...``. All randomness follows from the recipe's seed and the
@@ -28,16 +28,16 @@ from forerank.training.checkpoint import (
     unreadable,
     write_checkpoint,
 )
-from forerank.training.finish import Outcome, finish, finished_outcome, measure_before
-from forerank.training.image_check import look_at_images
+from forerank.training.image_check import check_images
 from forerank.training.interruption import InterruptedRun, Interruption
 from forerank.training.large_batch import backward_in_chunks
 from forerank.training.measure import embed, measure
 from forerank.training.optimise import peak_rate, rate_factor, set_rates
-from forerank.training.prepare import choose_device, open_parts, settle
+from forerank.training.outcome import Outcome, finished_outcome, measure_after, measure_before
+from forerank.training.prepare import choose_device, complete_recipe, open_parts
 from forerank.training.processes import average_gradients, bar, joined, largest, wait_for_all
 from forerank.training.recipe import Recipe
-from forerank.training.record import RESULTS, Record, as_begun, claim_run, is_run, refuse_foreign
+from forerank.training.record import RESULTS, Record, claim_run, is_run, refuse_other_run, with_begun_batch
 
 
 @dataclass
@@ -53,7 +53,7 @@ class State:
 
 
 def train(recipe: Recipe, run: Path) -> Outcome:
-    """Train by a recipe into a run folder; a run that was begun there is taken up where it stopped.
+    """Train by a recipe into a run folder; a run that was started there is resumed where it stopped.
 
     Raises:
         InputError: the recipe, the data or the folder cannot work, said before any work starts.
@@ -63,26 +63,26 @@ def train(recipe: Recipe, run: Path) -> Outcome:
     with joined(device) as processes, Interruption() as interruption, ExitStack() as opened:
         try:
             with interruption.at_once():
-                recipe = as_begun(recipe, run, processes.count)
+                recipe = with_begun_batch(recipe, run, processes.count)
                 parts = open_parts(recipe)
-                settled = settle(recipe, parts["train"], processes.count, device)
-                build_loss(settled, classes=2, embedding_dim=8)  # a wrong name or argument is refused here
+                complete = complete_recipe(recipe, parts["train"], processes.count, device)
+                build_loss(complete, classes=2, embedding_dim=8)  # a wrong name or argument is refused here
                 if processes.first:
-                    refuse_foreign(run, settled)
+                    refuse_other_run(run, complete)
                 if (run / RESULTS).exists():
                     return finished_outcome(run)
-                model = build_model(settled)  # weights that cannot be had are refused before any work
-                images = look_at_images(run, parts, settled, processes)
-                recipe = settle(recipe, images.parts["train"], processes.count, device)
+                model = build_model(complete)  # weights that cannot be had are refused before any work
+                images = check_images(run, parts, complete, processes)
+                recipe = complete_recipe(recipe, images.parts["train"], processes.count, device)
                 if processes.first:
                     claim_run(run, recipe)
-                    images.keep(run)
+                    images.write(run)
                 wait_for_all(processes)
                 a = assemble(recipe, images.parts, processes, model)
                 if processes.first:
                     clean_checkpoints(run)
                 before = measure_before(run, a)
-                state = _take_up(run, a, before["choice"])
+                state = _resumed_state(run, a, before["choice"])
         except KeyboardInterrupt:
             if not is_run(run):  # nothing is kept yet
                 raise
@@ -133,7 +133,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         del stream, batches  # ends the loading processes
         try:
             with interruption.at_once(processes.count == 1):
-                return finish(run, a, before, record, asdict(state), images.notes)
+                return measure_after(run, a, before, record, asdict(state), images.notes)
         except KeyboardInterrupt:
             raise InterruptedRun(run, state.step, interruption.signal) from None
         except OSError as error:
@@ -193,8 +193,8 @@ def _validate(a: Assembly, state: State, record: Record, run: Path, interruption
         _save(run, a, state, BEST)
         return
     try:
-        with interruption.at_once(a.processes.count == 1), a.as_the_model():
-            found = measure(
+        with interruption.at_once(a.processes.count == 1), a.final_weights():
+            evaluation = measure(
                 embed(a.encode, a.chooser, a.recipe, a.processes, title=None),
                 a.recipe,
                 a.processes,
@@ -205,17 +205,17 @@ def _validate(a: Assembly, state: State, record: Record, run: Path, interruption
         raise InterruptedRun(run, state.step, interruption.signal) from None
     state.validated = state.step
     figure = a.recipe.evaluation.choose_by
-    improved = found[figure] > state.best
+    improved = evaluation[figure] > state.best
     state.stale = 0 if improved else state.stale + 1
     if improved:
-        state.best, state.best_step = float(found[figure]), state.step
+        state.best, state.best_step = float(evaluation[figure]), state.step
         _save(run, a, state, BEST)
-    figures = {name: float(found[name]) for name in ("recall@1", "map@r")}
+    figures = {name: float(evaluation[name]) for name in ("recall@1", "map@r")}
     record.add(state.step, validation=figures)
     if a.processes.first:
-        verdict = ", the best so far" if improved else ""
+        remark = ", the best so far" if improved else ""
         shown = ", ".join(f"{name} {100 * value:.2f}" for name, value in figures.items())
-        say(f"step {state.step:,}: validation {shown}{verdict}")
+        say(f"step {state.step:,}: validation {shown}{remark}")
 
 
 def _save(run: Path, a: Assembly, state: State, link: str) -> None:
@@ -227,8 +227,8 @@ def _save(run: Path, a: Assembly, state: State, link: str) -> None:
     wait_for_all(a.processes)
 
 
-def _take_up(run: Path, a: Assembly, choice: float | None) -> State:
-    """The state of the last checkpoint, its tensors put back; a new state if there is none."""
+def _resumed_state(run: Path, a: Assembly, choice: float | None) -> State:
+    """The state of the last checkpoint, with its tensors restored; a new state if there is none."""
     if not (run / LAST).exists():
         return State(validated=0, best=-1.0 if choice is None else choice)
     plain, tensors = load_state(run / LAST, asdict(State()).keys())

@@ -55,14 +55,14 @@ def embed(
         generator=torch.Generator().manual_seed(0),
         worker_init_fn=leave_signals_to_parent,
     )  # fmt: skip
-    with torch.inference_mode(), silent_or_bar(title, part, len(rows), processes) as advance:
-        for inputs, _, found in loader:
+    with torch.inference_mode(), optional_bar(title, part, len(rows), processes) as advance:
+        for inputs, _, read in loader:
             embedded = encode(inputs.to(processes.device)).float().cpu()
             if vectors is None:
                 # Rows that cannot be read stay NaN and are dropped below, whichever process met them.
                 vectors = torch.full((len(rows), embedded.shape[1]), torch.nan)
-            vectors[found - rows[0]] = embedded
-            advance(len(found))
+            vectors[read - rows[0]] = embedded
+            advance(len(read))
     if vectors is None:  # more processes than rows: learn the width from the others
         width = encode(collate([part.data[0]])[0].to(processes.device)).shape[1]
         vectors = torch.empty((0, width))
@@ -74,7 +74,7 @@ def embed(
 
 
 @contextmanager
-def silent_or_bar(title: str | None, part: Part, total: int, processes: Processes) -> Iterator[Any]:
+def optional_bar(title: str | None, part: Part, total: int, processes: Processes) -> Iterator[Any]:
     """A bar, unless the caller shows one already."""
     if title is None:
         yield lambda steps=1, note="": None

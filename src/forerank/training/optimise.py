@@ -1,4 +1,4 @@
-"""What moves the weights: parameter groups, the rate of a step; and their mean or blend that is kept."""
+"""What changes the weights: parameter groups and the rate of each step; the mean or blend that is kept."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -101,7 +101,7 @@ class RunningMean:
                 self.tensors[name].lerp_(parameter, 1 - self.decay)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up saved values."""
+        """Put saved values back."""
         for name, value in tensors.items():
             self.tensors[name].copy_(value)
 

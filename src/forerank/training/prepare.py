@@ -77,7 +77,7 @@ def open_parts(recipe: Recipe) -> dict[str, Table]:
     return parts
 
 
-def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
+def complete_recipe(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
     """The recipe with every open value decided, or one sentence about what cannot work.
 
     Args:
@@ -142,14 +142,14 @@ def settle(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:
     _check_rates(recipe)
     pretrained = recipe.model.pretrained and recipe.model.backbone != "glyphnet"
     kind = torch.device(device).type
-    settled = dataclasses.replace(
+    complete = dataclasses.replace(
         recipe,
         mode=recipe.mode if recipe.mode != "auto" else "head" if kind == "cpu" and pretrained else "full",
         device=device,
         precision=recipe.precision if recipe.precision != "auto" else "bf16" if _has_bf16(kind) else "fp32",
         batch=replace(b, batch_size=size),
     )
-    return dataclasses.replace(settled, optimiser=replace(settled.optimiser, lr=peak_rate(settled)))
+    return dataclasses.replace(complete, optimiser=replace(complete.optimiser, lr=peak_rate(complete)))
 
 
 def starts_from_saved(recipe: Recipe) -> bool:

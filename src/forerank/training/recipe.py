@@ -22,7 +22,16 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from forerank.errors import InputError, nearest, unknown
-from forerank.training.sections import Batch, Data, Evaluation, Loss, Model, Optimiser, Schedule, setting
+from forerank.training.sections import (
+    BatchSection,
+    DataSection,
+    EvaluationSection,
+    LossSection,
+    ModelSection,
+    OptimiserSection,
+    ScheduleSection,
+    setting,
+)
 
 
 @dataclass(frozen=True)
@@ -41,13 +50,13 @@ class Recipe:
         "auto", "of the model; the loss is always in fp32"
     )
     save_every: int | None = setting(None, "steps between checkpoints; null: at each validation")
-    data: Data = field(default_factory=Data)
-    model: Model = field(default_factory=Model)
-    loss: Loss = field(default_factory=Loss)
-    batch: Batch = field(default_factory=Batch)
-    optimiser: Optimiser = field(default_factory=Optimiser)
-    schedule: Schedule = field(default_factory=Schedule)
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    data: DataSection = field(default_factory=DataSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    loss: LossSection = field(default_factory=LossSection)
+    batch: BatchSection = field(default_factory=BatchSection)
+    optimiser: OptimiserSection = field(default_factory=OptimiserSection)
+    schedule: ScheduleSection = field(default_factory=ScheduleSection)
+    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
 
 
 # Values that change where and how fast a run is computed, but not which run it is.
@@ -68,6 +77,22 @@ def flatten(recipe: Recipe) -> dict[str, Any]:
         else:
             flat[f.name] = value
     return flat
+
+
+def nested(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain nested values, as its YAML file holds them.
+
+    >>> nested(Recipe())["batch"]["images_per_class"]
+    4
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items()}
+        return list(value) if isinstance(value, tuple) else value
+
+    values: dict[str, Any] = plain(dataclasses.asdict(recipe))
+    return values
 
 
 def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:

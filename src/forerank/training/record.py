@@ -29,7 +29,7 @@ def is_run(path: Path) -> bool:
 
 
 def resume_line(run: Path) -> str:
-    """The command that takes up a run."""
+    """The command that resumes a run."""
     return f"forerank train {shlex.quote(str(run))}"
 
 
@@ -63,24 +63,24 @@ def prepare_run(source: str | Path, values: Sequence[str], run: Path | None) -> 
     return recipe, Path("runs") / plain
 
 
-def begin_again(run: Path) -> None:
+def remove_finished_run(run: Path) -> None:
     """Remove a run that has ended, so that it can be done again; an interrupted one is left to resume."""
     if is_run(run) and (run / RESULTS).exists():
         shutil.rmtree(run)
 
 
 def begun_recipe(run: Path) -> Recipe | None:
-    """The recipe of a run that has left a model, and so must be taken up as it is."""
+    """The recipe of a run that has saved a model already, and so can only be resumed as it is."""
     if is_run(run) and any((run / link).exists() for link in (LAST, BEST)):
         return with_absolute_paths(load_recipe(run / RECIPE))
     return None
 
 
-def as_begun(recipe: Recipe, run: Path, processes: int) -> Recipe:
+def with_begun_batch(recipe: Recipe, run: Path, processes: int) -> Recipe:
     """The recipe with the batch that a run was begun with, if it names none itself.
 
-    A batch that nobody chose is fitted to the processes; a run that is taken up by more or fewer keeps its
-    own, since another batch would be another run.
+    A batch size that nobody chose is fitted to the number of processes. A run that is resumed
+    by more or fewer processes keeps its own, because another batch size would make it another run.
     """
     begun = begun_recipe(run)
     if begun is None:
@@ -96,7 +96,7 @@ def as_begun(recipe: Recipe, run: Path, processes: int) -> Recipe:
     return recipe
 
 
-def refuse_foreign(run: Path, recipe: Recipe) -> None:
+def refuse_other_run(run: Path, recipe: Recipe) -> None:
     """Refuse a folder that is another recipe's run, or no run at all."""
     begun = begun_recipe(run)
     if begun is not None:
@@ -114,10 +114,10 @@ def refuse_foreign(run: Path, recipe: Recipe) -> None:
 
 def claim_run(run: Path, recipe: Recipe) -> None:
     """Make the run folder this recipe's own, or refuse if it is another's."""
-    refuse_foreign(run, recipe)
+    refuse_other_run(run, recipe)
     if begun_recipe(run) is not None:
         return
-    with full_disk_told(run / RECIPE):
+    with explain_write_errors(run / RECIPE):
         run.mkdir(parents=True, exist_ok=True)
         fresh = run / f".{RECIPE}.new"
         fresh.write_text(recipe_text(recipe), encoding="utf-8")
@@ -144,7 +144,7 @@ class Record:
     """Rows of numbers into metrics.jsonl and TensorBoard, by the first process only."""
 
     def __init__(self, run: Path, processes: Processes, step: int, validated: int) -> None:
-        """Take up the record at `step`: rows of steps that will be done again are dropped."""
+        """Continue the record at `step`: rows of steps that will be done again are dropped."""
 
         def stays(row: Mapping[str, Any]) -> bool:
             if "test" in row:  # written at the very end, and again when the end is done again
@@ -156,7 +156,7 @@ class Record:
         self._run = run
         if not processes.first:
             return
-        with full_disk_told(run / METRICS):
+        with explain_write_errors(run / METRICS):
             fresh = run / f".{METRICS}.new"
             fresh.write_text("".join(_line(row) for row in self.history), encoding="utf-8")
             fresh.replace(run / METRICS)
@@ -164,12 +164,12 @@ class Record:
         self._board = Board(run / "tensorboard", purge_step=step + 1 if step else None)
 
     def add(self, step: int, **values: Any) -> None:
-        """One row at a step; nested values are numbered in TensorBoard as group/name."""
+        """One row at a step; nested values are named group/name in TensorBoard."""
         row = {"step": step, **values}
         self.history.append(row)
         if self._file is None or self._board is None:
             return
-        with full_disk_told(self._run / METRICS):
+        with explain_write_errors(self._run / METRICS):
             self._file.write(_line(row))
             self._file.flush()
         self._board.add(_scalars(values), step)
@@ -177,7 +177,7 @@ class Record:
     def close(self) -> None:
         """Close the files; every row was flushed as it came."""
         if self._file is not None and self._board is not None:
-            with suppress(OSError):  # of a full disk, which was told; the file is closed all the same
+            with suppress(OSError):  # the full disk was reported already; the file is closed all the same
                 self._file.close()
             self._board.close()
 
@@ -197,7 +197,7 @@ def _scalars(values: Mapping[str, Any], group: str = "") -> Iterable[tuple[str, 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that the file is the old one or the new one."""
     fresh = path.with_name(f".{path.name}.new")
-    with full_disk_told(path):
+    with explain_write_errors(path):
         fresh.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
         fresh.replace(path)
 
@@ -211,12 +211,12 @@ def read_json(path: Path, keys: Iterable[str], advice: str) -> dict[str, Any]:
     lacking = [key for key in keys if not isinstance(value, dict) or key not in value]
     if lacking:
         raise ForerankError(f"{path} is damaged (it lacks {lacking[0]!r}): {advice}")
-    found: dict[str, Any] = value
-    return found
+    values: dict[str, Any] = value
+    return values
 
 
 @contextmanager
-def full_disk_told(file: Path) -> Iterator[None]:
+def explain_write_errors(file: Path) -> Iterator[None]:
     """Turn the system's refusal to write a file of a run folder into one sentence."""
     try:
         yield

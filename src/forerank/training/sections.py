@@ -12,10 +12,10 @@ def setting(default: Any, about: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Data:
+class DataSection:
     """Which images, and how they are cut into training, validation and test classes."""
 
-    source: str = setting("glyphs", "a data set's name, a folder (one sub-folder a class) or a .csv table")
+    source: str = setting("glyphs", "a data set's name, a folder (one sub-folder per class) or a .csv table")
     root: str | None = setting(None, "where the images of a named data set lie")
     options: dict[str, Any] = setting(  # noqa: RUF009
         {}, "of the data set's reader, such as {test: small}; see: forerank data show NAME"
@@ -38,7 +38,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSection:
     """Image batch -> unit vectors."""
 
     backbone: str = setting("efficientnet-lite0", "see: forerank models list")
@@ -55,7 +55,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Loss:
+class LossSection:
     """What is minimised."""
 
     name: str = setting("PNP-Dq", "see: forerank losses; or pml:NAME for a loss of pytorch-metric-learning")
@@ -64,7 +64,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSection:
     """How images come together in one step."""
 
     batch_size: int | None = setting(
@@ -86,7 +86,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Optimiser:
+class OptimiserSection:
     """How weights move."""
 
     algorithm: Literal["adam", "adamw", "sgd"] = setting("adam", "")
@@ -105,7 +105,7 @@ class Optimiser:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ScheduleSection:
     """How long, and how the learning rate changes."""
 
     kind: Literal["constant", "steps", "cosine"] = setting("constant", "steps: lr x gamma at each milestone")
@@ -117,10 +117,10 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationSection:
     """When to look, at what, and when to stop."""
 
-    every: int | None = setting(None, "steps between validations; null: once an epoch")
+    every: int | None = setting(None, "steps between validations; null: once per epoch")
     patience: int | None = setting(10, "validations without a better recall before stopping; null: never")
     choose_by: Literal["recall@1", "map@r"] = setting(
         "recall@1",

@@ -1,4 +1,4 @@
-"""Before and after: the pretrained model measured first, the chosen one last, the report, and the verdict."""
+"""Before and after: the model is measured before training, the chosen one after it; results and report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 
 from forerank.console import format_table, say
-from forerank.errors import ForerankError, InputError
+from forerank.errors import ForerankError
 from forerank.metrics import Evaluation
 from forerank.metrics.result import PerQuery
 from forerank.models import EmbeddingModel, load_model, save_model
 from forerank.report import Choice, write_report
-from forerank.training.assemble import Assembly, build_model, encode, open_inputs
+from forerank.training.assemble import Assembly, build_model, encode
 from forerank.training.batches import SMALL_IMAGES
 from forerank.training.checkpoint import BEST, save_state, write_checkpoint
-from forerank.training.measure import Embedded, embed, image_part, measure
-from forerank.training.prepare import choose_device, open_parts, starts_from_saved
-from forerank.training.processes import Processes, joined, wait_for_all
-from forerank.training.recipe import Recipe, load_recipe, recipe_text
-from forerank.training.record import RECIPE, RESULTS, Record, is_run, read_json, versions, write_json
+from forerank.training.measure import embed, image_part, measure
+from forerank.training.prepare import starts_from_saved
+from forerank.training.processes import wait_for_all
+from forerank.training.recipe import Recipe, nested
+from forerank.training.record import RESULTS, Record, read_json, versions, write_json
 
 BEFORE = "before.json"
 SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "recall@5", "recall@10", "map@r", "nmi")
@@ -52,9 +52,9 @@ def results_table(test: Mapping[str, Mapping[str, float]]) -> str:
     """
     from forerank.report.readings import shown_name
 
-    found = next(iter(test.values()))
-    recalls = sorted((k for k in found if k.startswith("recall@")), key=lambda k: int(k.partition("@")[2]))
-    columns = [*recalls, *[k for k in ("map@r", "nmi") if k in found]]
+    keys = next(iter(test.values()))
+    recalls = sorted((k for k in keys if k.startswith("recall@")), key=lambda k: int(k.partition("@")[2]))
+    columns = [*recalls, *[k for k in ("map@r", "nmi") if k in keys]]
     rows = [[name, *[f"{100 * metrics[c]:.2f}" for c in columns]] for name, metrics in test.items()]
     return format_table(["test", *[shown_name(c) for c in columns]], rows)
 
@@ -84,7 +84,7 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     recipe, processes = a.recipe, a.processes
     stored = run / BEFORE
     if stored.exists() and (run / BEST).exists():
-        advice = f"remove {run} to begin anew"
+        advice = f"remove {run} to start again"
         known = read_json(stored, ("choice", "test"), advice)
         try:
             tests = {name: evaluation_from_dict(value) for name, value in known["test"].items()}
@@ -115,10 +115,10 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     if processes.first:
         write_checkpoint(run, "pretrained", (BEST,), lambda folder: _write_plain(folder, plain, choice))
         write_json(stored, {"choice": choice, "test": {k: e.to_dict() for k, e in evaluations.items()}})
-        known = {"test": evaluations.get(name), "validation": chooser}
-        for part, found in known.items():
-            if found is not None:
-                figures = ", ".join(f"{key} {100 * found[key]:.2f}" for key in ("recall@1", "map@r"))
+        measured = {"test": evaluations.get(name), "validation": chooser}
+        for part, evaluation in measured.items():
+            if evaluation is not None:
+                figures = ", ".join(f"{key} {100 * evaluation[key]:.2f}" for key in ("recall@1", "map@r"))
                 say(f"{name}: {part} {figures}")
     wait_for_all(processes)
     return {"choice": choice, "test": evaluations}
@@ -149,7 +149,7 @@ def _write_plain(folder: Path, model: EmbeddingModel, choice: float | None) -> N
     save_state(folder, {"step": 0, "best": choice, "pretrained": True}, {})
 
 
-def finish(
+def measure_after(
     run: Path,
     a: Assembly,
     before: Mapping[str, Any],
@@ -197,7 +197,7 @@ def finish(
                 labels=embedded.table.label,
                 history=record.history,
                 choice=_choice(recipe, state, before["choice"]),
-                recipe=load_plain(recipe),
+                recipe=nested(recipe),
                 versions=versions(),
                 notes=notes,
             )
@@ -209,14 +209,6 @@ def finish(
 def _choice(recipe: Recipe, state: Mapping[str, Any], before: float | None) -> Choice | None:
     """How the checkpoint was chosen; None where no part chose."""
     return None if before is None else Choice(recipe.evaluation.choose_by, state["best_step"], before)
-
-
-def load_plain(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as nested plain values."""
-    import yaml
-
-    plain: dict[str, Any] = yaml.safe_load(recipe_text(recipe))
-    return plain
 
 
 def notes_of(
@@ -233,7 +225,8 @@ def notes_of(
         notes.append("no validation classes were held out: the last checkpoint is the model")
     if recipe.evaluation.choose_on == "test":
         notes.append(
-            "the checkpoint was chosen by recall on the test part, as the authors did: its figures flatter"
+            "the checkpoint was chosen by recall on the test part, as the authors did: "
+            "these numbers are optimistic"
         )
     if state["broken"]:
         notes.append(
@@ -250,27 +243,3 @@ def finished_outcome(run: Path) -> Outcome:
     """The outcome of a run that has ended."""
     advice = f"remove {run / RESULTS} to measure the end of the run again"
     return Outcome(run, read_json(run / RESULTS, ("test", "report"), advice))
-
-
-def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
-    """Embeddings of a part of a run's data by its best model, sharded over the processes."""
-    run = Path(run)
-    if not is_run(run):
-        raise InputError(f"{run} is not a run folder: it has no {RECIPE}")
-    recipe = load_recipe(run / RECIPE, ["device=auto", "train_size=null"])
-    with joined(choose_device(recipe.device)) as processes:
-        model = load_model(run / BEST).to(processes.device).eval()
-        table = open_parts(recipe)[split]
-        if not len(table):
-            raise InputError(f"{run} has no {split} part: its recipe holds nothing out for it")
-        part = open_inputs(recipe, {split: table}, model, processes)[split]
-        return embed(lambda x: encode(model, x, recipe, processes.device), part, recipe, processes), recipe
-
-
-def evaluate_run(run: Path, split: str = "test", **options: Any) -> Evaluation:
-    """Evaluate a run's best model on the part of its data that training never saw.
-
-    `options` of `evaluate` (ks, nmi, ties, ...) replace what the recipe says.
-    """
-    embedded, recipe = embed_run(run, split)
-    return measure(embedded, recipe, Processes(0, 1, torch.device("cpu")), full=True, **options)

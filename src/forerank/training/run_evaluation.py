@@ -1,0 +1,41 @@
+"""A run that has ended: its best model embeds and is evaluated on a part of its data."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerank.errors import InputError
+from forerank.metrics import Evaluation
+from forerank.models import load_model
+from forerank.training.assemble import encode, open_inputs
+from forerank.training.checkpoint import BEST
+from forerank.training.measure import Embedded, embed, measure
+from forerank.training.prepare import choose_device, open_parts
+from forerank.training.processes import Processes, joined
+from forerank.training.recipe import Recipe, load_recipe
+from forerank.training.record import RECIPE, is_run
+
+
+def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
+    """Embeddings of a part of a run's data by its best model, sharded over the processes."""
+    run = Path(run)
+    if not is_run(run):
+        raise InputError(f"{run} is not a run folder: it has no {RECIPE}")
+    recipe = load_recipe(run / RECIPE, ["device=auto", "train_size=null"])
+    with joined(choose_device(recipe.device)) as processes:
+        model = load_model(run / BEST).to(processes.device).eval()
+        table = open_parts(recipe)[split]
+        if not len(table):
+            raise InputError(f"{run} has no {split} part: its recipe holds nothing out for it")
+        part = open_inputs(recipe, {split: table}, model, processes)[split]
+        return embed(lambda x: encode(model, x, recipe, processes.device), part, recipe, processes), recipe
+
+
+def evaluate_run(run: Path, split: str = "test", **options: Any) -> Evaluation:
+    """Evaluate a run's best model on the part of its data that training never saw.
+
+    `options` of `evaluate` (ks, nmi, ties, ...) replace what the recipe says.
+    """
+    embedded, recipe = embed_run(run, split)
+    return measure(embedded, recipe, Processes(0, 1, torch.device("cpu")), full=True, **options)
