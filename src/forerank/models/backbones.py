@@ -66,7 +66,10 @@ BUILT_IN: dict[str, Callable[[str, bool, bool], Backbone]] = {
     "glyphnet": _glyphnet,
     **dict.fromkeys(VARIANTS, _efficientnet_lite),
 }
-ALIASES = {"resnet50": "timm:resnet50"}  # the paper's backbone
+# The paper's backbone: the original ImageNet weights, not timm's later training of the same network.
+ALIASES = {"resnet50": "timm:resnet50.tv_in1k"}
+# The paper resizes to 256 x 256 without keeping the aspect, where timm keeps it for the same weights.
+ALIAS_PREPROCESSING = {"resnet50": Preprocessing(size=224, resize=256, squash=True, interpolation="bilinear")}
 
 
 def is_name(backbone: str) -> bool:
@@ -97,19 +100,20 @@ def build_backbone(
     >>> build_backbone("glyphnet").channels
     3072
     """
-    name = ALIASES.get(name, name)
     kind, _, rest = name.partition(":")
     if kind == "hf" and rest:
         from forerank.models.transformers_models import hf_backbone
 
         return hf_backbone(rest, pretrained, own_pooling, architecture)
-    plain, _, file = name.partition("@")
-    plain = ALIASES.get(plain, plain)
+    asked, _, file = name.partition("@")
+    plain = ALIASES.get(asked, asked)
     weights = weight_file(file) if file and pretrained else None
     if plain.startswith("timm:"):
         from forerank.models.timm_models import timm_backbone
 
-        return timm_backbone(plain.removeprefix("timm:"), pretrained, own_pooling, weights)
+        backbone = timm_backbone(plain.removeprefix("timm:"), pretrained, own_pooling, weights)
+        backbone.preprocessing = ALIAS_PREPROCESSING.get(asked, backbone.preprocessing)
+        return backbone
     if plain not in BUILT_IN:
         if Path(name).expanduser().exists():
             raise InputError(
@@ -183,7 +187,7 @@ def list_backbones(pattern: str = "*") -> list[dict[str, object]]:
         from forerank.models.timm_models import list_timm
 
         rows += [
-            {"name": "resnet50", "size": 224, "weights": "timm:resnet50, the paper's backbone"},
+            {"name": "resnet50", "size": 224, "weights": "timm:resnet50.tv_in1k, the paper's backbone"},
             *list_timm(),
         ]
     return [row for row in rows if fnmatch.fnmatchcase(str(row["name"]).casefold(), pattern.casefold())]

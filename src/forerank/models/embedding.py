@@ -13,6 +13,7 @@ from forerank.errors import InputError, unknown
 from forerank.models.backbones import Backbone, build_backbone, is_name
 
 POOLINGS = ("average", "gem")
+HEAD_STARTS = ("features", "random")
 
 
 class GeM(nn.Module):
@@ -74,14 +75,13 @@ class EmbeddingModel(nn.Module):
             "freeze_batch_norm": freeze_batch_norm,
             "architecture": backbone.architecture,
         }
-        self.reset_head()
 
     @property
     def spec(self) -> dict[str, Any]:
         """What was asked of `create_model`, and the preprocessing; JSON-able."""
         return {**self._spec, "preprocessing": self.preprocessing.to_dict()}
 
-    def reset_head(self) -> None:
+    def start_head_at_features(self) -> None:
         """Start the head where the pretrained features already are.
 
         Orthonormal rows (the identity where dimensions agree) keep cosines nearly as they were, so training
@@ -134,6 +134,7 @@ def create_model(
     layer_norm: bool = False,
     pretrained: bool = True,
     freeze_batch_norm: bool = True,
+    head_start: str = "features",
     preprocessing: Preprocessing | None = None,
     seed: int = 0,
 ) -> EmbeddingModel:
@@ -148,6 +149,8 @@ def create_model(
         layer_norm: normalise the pooled features before the embedding.
         pretrained: False starts from random weights.
         freeze_batch_norm: batch norm keeps its pretrained statistics in training, as in the paper.
+        head_start: "features" lets a new head start with orthonormal rows, which nearly keep the cosines of
+            the features; "random" is torch's usual start of a linear layer, as in the paper's code.
         preprocessing: instead of the one that follows the weights.
         seed: of the random weights; the global generators are left as they were.
 
@@ -161,6 +164,8 @@ def create_model(
     """
     if pooling not in POOLINGS:
         raise unknown("pooling", pooling, POOLINGS)
+    if head_start not in HEAD_STARTS:
+        raise unknown("start of the head", head_start, HEAD_STARTS)
     if embedding_dim is not None and embedding_dim < 1:
         raise InputError(f"embedding_dim must be positive (or none for no head), not {embedding_dim}")
     choices: dict[str, Any] = {
@@ -173,10 +178,12 @@ def create_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # not torch.manual_seed: that would seed GPUs too
         if folder is not None:
-            model = _continue_from(folder, choices, pretrained)
+            model = _continue_from(folder, choices, pretrained, head_start)
         else:
             network = build_backbone(backbone, pretrained=pretrained, own_pooling=pooling == "average")
             model = EmbeddingModel(network, backbone, **choices)
+            if head_start == "features":
+                model.start_head_at_features()
     if pooling == "gem":
         _check_gem(model, backbone)
     if preprocessing is not None:
@@ -207,17 +214,21 @@ def saved_folder(name: str) -> Path | None:
     return None
 
 
-def _continue_from(folder: Path, choices: dict[str, Any], pretrained: bool) -> EmbeddingModel:
+def _continue_from(
+    folder: Path, choices: dict[str, Any], pretrained: bool, head_start: str
+) -> EmbeddingModel:
     """A saved model; its head is kept if the same head is asked for, else a new one sits on its backbone."""
     from forerank.models.storage import load_model
 
     saved = load_model(folder)
-    if not pretrained:
-        return build_from_spec({**saved.spec, **choices})
     saved.freeze_batch_norm = saved._spec["freeze_batch_norm"] = choices["freeze_batch_norm"]
-    if all(saved.spec[key] == value for key, value in choices.items()):
+    if pretrained and all(saved.spec[key] == value for key, value in choices.items()):
         return saved
     model = build_from_spec({**saved.spec, **choices})
+    if head_start == "features":
+        model.start_head_at_features()
+    if not pretrained:
+        return model
     model.backbone.load_state_dict(saved.backbone.state_dict())
     if model.pool is not None and saved.pool is not None:
         model.pool.load_state_dict(saved.pool.state_dict())  # its features stay what they were

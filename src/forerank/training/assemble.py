@@ -148,6 +148,7 @@ def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
             layer_norm=m.layer_norm and not plain,
             pretrained=m.pretrained,
             freeze_batch_norm=m.freeze_batch_norm,
+            head_start=m.head_start,
             seed=recipe.seed,
         )
 
@@ -217,7 +218,7 @@ def assemble(
         plan = Plan(recipe, parts["train"].table, processes)  # some images could not be read
     if recipe.mode == "head" and model.layer_norm is None and model.head is not None:
         data = parts["train"].data
-        new = not _keeps_a_trained_head(recipe, model)
+        new = recipe.model.head_start == "features" and not _keeps_a_trained_head(recipe, model)
         if new and isinstance(data, FeatureRows) and model.output_dim < model.feature_dim:
             start_from_principal_axes(model.head, data.features)
     chooser = parts["test"] if recipe.evaluation.choose_on == "test" else parts["validation"]

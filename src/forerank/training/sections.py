@@ -50,6 +50,9 @@ class Model:
     )
     pooling: Literal["average", "gem"] = setting("average", "how the feature map becomes one vector")
     layer_norm: bool = setting(False, "layer norm before the linear embedding")
+    head_start: Literal["features", "random"] = setting(
+        "features", "a new head keeps what the features say, or starts as torch's linear layer (the paper)"
+    )
     pretrained: bool = setting(True, "start from the backbone's published weights")
     freeze_batch_norm: bool = setting(True, "keep batch-norm statistics as they are")
 
