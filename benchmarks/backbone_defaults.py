@@ -3,8 +3,8 @@
     python benchmarks/backbone_defaults.py PATH_TO_CUB:test ./flowers ./groceries
 
 Each source is a folder or a data set that Forerank reads, with `:PART` behind it for one part of it. At most
-`--images` images are taken, spread evenly over the classes. Every image is a query against all others. The number
-behind each value is the change against average pooling at the size of the weights, with its standard error over
+`--images` images are taken, spread evenly over the classes. Every image is a query against all others. The
+number behind each value is the change against average pooling at the first size, with its standard error over
 the queries (both are measured on the same queries, so only those that changed count).
 """
 

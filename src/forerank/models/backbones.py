@@ -229,8 +229,8 @@ def gives_map(backbone: Backbone, *, without_negatives: bool = False) -> bool:
     """Whether a network gives a feature map (N, C, h, w), found by running it once on noise.
 
     Args:
-        without_negatives: the map must have no values below zero. GeM takes powers and reads those as zero: it
-            suits maps that end in a ReLU and cuts off half of what other maps say.
+        without_negatives: the map must have no values below zero. GeM takes powers and reads those as zero:
+            it suits maps that end in a ReLU and cuts off half of what other maps say.
     """
     noise = torch.randn((1, *backbone.preprocessing.shape), generator=torch.Generator().manual_seed(0))
     training = backbone.network.training

@@ -126,8 +126,9 @@ def create_model(
             weights from that file; any of these with `@320px`: images of that size; several joined by `+`:
             their features side by side; or the folder of a saved model or run. See `forerank models list`.
         embedding_dim: width of the linear embedding; None leaves it out: the pretrained features, normalised.
-        pooling: "average" (or the pooling that belongs to the network: a class token, a grid), "gem", or "auto":
-            GeM where the network ends in a feature map without negative values. A saved model keeps its own.
+        pooling: "average" (or the pooling that belongs to the network: a class token, a grid), "gem", or
+            "auto": GeM where the network ends in a feature map without negative values. A saved model keeps
+            its own.
         layer_norm: normalise the pooled features before the embedding.
         pretrained: False starts from random weights.
         freeze_batch_norm: batch norm keeps its pretrained statistics in training, as in the paper.

@@ -18,8 +18,9 @@ from forerank.models.storage import write_atomically
 def export_onnx(model: EmbeddingModel, file: str | Path, *, tolerance: float = 1e-4) -> float:
     """Write a model as ONNX, any batch size, and compare it with torch through onnxruntime.
 
-    The graph takes `images` (N, channels, size, size), already normalised, and gives unit `vectors` (N, D); of
-    several backbones side by side each has an input of its own: `images_1`, `images_2`, ... How to prepare a picture is said in the file's metadata under `forerank`: the model's spec as JSON.
+    The graph takes `images` (N, channels, size, size), already normalised, and gives unit `vectors` (N, D).
+    Each of several backbones side by side has an input of its own: `images_1`, `images_2`, ... The file's
+    metadata says under `forerank` how to prepare a picture: the model's spec as JSON.
 
     Returns:
         The largest difference between a component from onnxruntime and the same one from torch.

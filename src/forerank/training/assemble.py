@@ -127,10 +127,7 @@ def encode(model: EmbeddingModel, inputs: Tensor, recipe: Recipe, device: torch.
     """Images, or features in head mode, to unit vectors (n, D) float32."""
     dtype = DTYPES.get(recipe.precision)
     with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-        if recipe.mode == "head":
-            embedded = model.embed_features(inputs)
-        else:
-            embedded = model(channels_last(inputs))
+        embedded = model.embed_features(inputs) if recipe.mode == "head" else model(channels_last(inputs))
     return embedded.float()
 
 
