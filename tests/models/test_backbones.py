@@ -38,7 +38,7 @@ def test_torchvision_imports_beside_this_torch_and_its_transforms_work() -> None
 
 def test_timm_with_average_and_gem_pooling(tmp_path: Path) -> None:
     images = torch.rand(2, 3, 64, 64)
-    average = create_model("timm:resnet18", pretrained=False, embedding_dim=32).eval()
+    average = create_model("timm:resnet18", pretrained=False, embedding_dim=32, pooling="average").eval()
     assert average.features(images).shape == (2, 512)
     network = average.backbone.network
     torch.testing.assert_close(average.features(images), network.forward_features(images).mean((2, 3)))
@@ -49,6 +49,24 @@ def test_timm_with_average_and_gem_pooling(tmp_path: Path) -> None:
     assert torch.equal(loaded(images), gem(images))
     with pytest.raises(InputError, match="gives no feature map"):
         create_model("timm:vit_tiny_patch16_224", pretrained=False, pooling="gem")
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling"),
+    [
+        ("timm:resnet18", "gem"),  # its map ends in a ReLU
+        ("timm:convnext_atto", "average"),  # its map has negative values, which GeM would cut off
+        ("timm:swin_tiny_patch4_window7_224", "average"),  # its map has the channels last
+        ("timm:vit_tiny_patch16_224", "average"),  # no map
+    ],
+)
+def test_automatic_pooling_is_gem_where_the_map_has_no_negatives(name: str, pooling: str) -> None:
+    auto = create_model(name, pretrained=False, embedding_dim=None)
+    assert auto.spec["pooling"] == pooling
+    chosen = create_model(name, pretrained=False, embedding_dim=None, pooling=pooling)
+    images = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(auto.eval()(images), chosen.eval()(images))
 
 
 def test_timm_weights_from_a_file_and_input_follows_the_weights(tmp_path: Path) -> None:
@@ -165,7 +183,7 @@ def test_transformers_models_from_a_folder(kind: str, tmp_path: Path) -> None:
     ("name", "parts"),
     [
         ("timm:resnet50", ["timm/resnet50", "model.safetensors", "timm:resnet50@PATH"]),
-        ("resnet50", ["timm/resnet50", "model.safetensors"]),
+        ("resnet50", ["timm/resnet50.tv_in1k", "model.safetensors"]),
         ("hf:facebook/dinov2-small", ["facebook/dinov2-small", "config.json", "hf:FOLDER"]),
     ],
 )

@@ -130,7 +130,7 @@ def test_embed_and_export_commands(
     assert run(["export", "run", "--onnx", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["file"] == "run/model.onnx"
-    assert (told["image"], told["dim"]) == ([1, 32, 32], 16)
+    assert (told["images"], told["dim"]) == ([[1, 32, 32]], 16)
     assert told["difference"] < 1e-4
     assert Path("run/model.onnx").is_file()
     assert run(["embed", "run", "pictures", "-o", "again.npy", "--on-bad", "skip", "--json"]) == 0

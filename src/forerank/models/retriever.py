@@ -17,7 +17,7 @@ from forerank.data.preprocessing import evaluation_view
 from forerank.data.threads import map_in_threads
 from forerank.errors import InputError, unknown
 from forerank.models.backbones import is_name
-from forerank.models.embedding import EmbeddingModel, create_model, saved_folder
+from forerank.models.embedding import EmbeddingModel, channels_last, create_model, saved_folder
 from forerank.models.storage import load_model, write_atomically
 
 BAD_POLICIES = ("refuse", "skip")
@@ -86,7 +86,7 @@ class Retriever:
 
     def _forward(self, images: Tensor) -> NDArray[np.float32]:
         with torch.inference_mode():
-            images = images.to(self.device, non_blocking=True).contiguous(memory_format=torch.channels_last)
+            images = channels_last(images.to(self.device, non_blocking=True))
             vectors: NDArray[np.float32] = self.model(images).cpu().numpy()
         return vectors
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from forerank.data.preprocessing import INTERPOLATIONS, Preprocessing
 from forerank.errors import InputError, unknown
-from forerank.models.backbones import Backbone
+from forerank.models.backbones import Backbone, gives_map
 from forerank.models.hub import hub_file
 from forerank.models.torchvision_import import import_timm
 
@@ -27,7 +27,7 @@ class TimmNetwork(nn.Module):
         return features
 
 
-def timm_backbone(name: str, pretrained: bool, own_pooling: bool, weights: Path | None) -> Backbone:
+def timm_backbone(name: str, pretrained: bool, pooling: str, weights: Path | None) -> Backbone:
     """The network `timm:NAME`; its weights are found before the network is built."""
     timm = import_timm()
     if not timm.is_model(name):
@@ -51,7 +51,12 @@ def timm_backbone(name: str, pretrained: bool, own_pooling: bool, weights: Path 
         # torch says in its second line what is wrong with a file of weights.
         reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
         raise InputError(f"timm:{name} cannot be built: {reason}") from error
-    return Backbone(TimmNetwork(network, own_pooling), network.num_features, _preprocessing(timm, network))
+    ours = TimmNetwork(network, own_pooling=pooling == "average")
+    backbone = Backbone(ours, network.num_features, _preprocessing(timm, network), pooling=pooling)
+    if pooling == "auto":
+        backbone.pooling = "gem" if gives_map(backbone, without_negatives=True) else "average"
+        ours.own_pooling = backbone.pooling == "average"
+    return backbone
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from forerank.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from forerank.errors import ForerankWarning, InputError, MissingExtraError, require
-from forerank.models.backbones import Backbone
+from forerank.models.backbones import Backbone, gives_map
 from forerank.models.hub import hub_file
 from forerank.models.torchvision_import import import_torchvision
 
@@ -43,7 +43,7 @@ class HuggingFaceNetwork(nn.Module):
 
 
 def hf_backbone(
-    name: str, pretrained: bool, own_pooling: bool, architecture: Mapping[str, Any] | None
+    name: str, pretrained: bool, pooling: str, architecture: Mapping[str, Any] | None
 ) -> Backbone:
     """The network `hf:NAME`; with an `architecture` (its configuration) the hub is not asked."""
     transformers = require("transformers")
@@ -72,7 +72,12 @@ def hf_backbone(
     # A saved model carries its own preprocessing, which replaces this one.
     pictures = _preprocessing(_picture_config(folder, name), values) if folder else Preprocessing()
     channels = _channels(model.config)
-    return Backbone(HuggingFaceNetwork(model, own_pooling), channels, pictures, {"config": values})
+    network = HuggingFaceNetwork(model, own_pooling=pooling == "average")
+    backbone = Backbone(network, channels, pictures, {"config": values}, pooling)
+    if pooling == "auto":
+        backbone.pooling = "gem" if gives_map(backbone, without_negatives=True) else "average"
+        network.own_pooling = backbone.pooling == "average"
+    return backbone
 
 
 @contextlib.contextmanager

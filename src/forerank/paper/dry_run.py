@@ -102,8 +102,8 @@ def estimate(study: Study, run: Run) -> Estimate:
         model = _model(recipe, pretrained=False)  # as large and as fast as the one it stands for
         weights, ready = f"are not there: {error}", False
     model = model.to(device)
-    size, channels = model.preprocessing.size, model.preprocessing.channels
-    images = torch.zeros(4 if size > 64 else 56, channels, size, size, device=device)  # small ones together
+    shape, small = model.preprocessing.shape, model.preprocessing.resize <= 64
+    images = torch.zeros(56 if small else 4, *shape, device=device)  # small ones together
     parameter_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     return Estimate(
         data,

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from forerank.data import Preprocessing, Table
+from forerank.data import Table
+from forerank.data.preprocessing import SeveralViews
 from forerank.errors import InputError
 from forerank.models import EmbeddingModel, create_model, load_model, save_model
+from forerank.models.embedding import channels_last
 from forerank.models.storage import saved_spec
 from forerank.training.baselines import build_loss
 from forerank.training.batches import SMALL_IMAGES, FeatureRows, Plan
@@ -125,10 +127,7 @@ def encode(model: EmbeddingModel, inputs: Tensor, recipe: Recipe, device: torch.
     """Images, or features in head mode, to unit vectors (n, D) float32."""
     dtype = DTYPES.get(recipe.precision)
     with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-        if recipe.mode == "head":
-            embedded = model.embed_features(inputs)
-        else:
-            embedded = model(inputs.contiguous(memory_format=torch.channels_last))
+        embedded = model.embed_features(inputs) if recipe.mode == "head" else model(channels_last(inputs))
     return embedded.float()
 
 
@@ -148,6 +147,7 @@ def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
             layer_norm=m.layer_norm and not plain,
             pretrained=m.pretrained,
             freeze_batch_norm=m.freeze_batch_norm,
+            head_start=m.head_start,
             seed=recipe.seed,
         )
 
@@ -157,12 +157,14 @@ def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
         model = build(None if plain else m.embedding_dim or None)
         if not plain and m.embedding_dim == 0:
             model = build(model.feature_dim)
-    model.preprocessing = replace(model.preprocessing, crop=recipe.data.crop)
+    model.preprocessing = model.preprocessing.with_crop(recipe.data.crop)
     if m.image_size is not None:
         model.preprocessing = model.preprocessing.at_size(m.image_size)
-    for key, size in {"model.image_size": m.image_size, "data.train_size": recipe.data.train_size}.items():
-        if size is not None:
-            _check_size(model, key, size)
+        _check_size(model, "model.image_size", m.image_size)
+    if recipe.data.train_size is not None:
+        if isinstance(model.preprocessing, SeveralViews):
+            raise InputError("data.train_size needs a single backbone: several see images of their own sizes")
+        _check_size(model, "data.train_size", recipe.data.train_size)
     return model
 
 
@@ -183,7 +185,7 @@ def _check_size(model: EmbeddingModel, key: str, size: int) -> None:
     training = model.training
     try:
         with torch.inference_mode():
-            model.eval().features(torch.zeros(1, model.preprocessing.channels, size, size))
+            model.eval().features(torch.zeros(1, *model.preprocessing.at_size(size).shape))
     except (RuntimeError, ValueError, AssertionError) as error:
         raise InputError(
             f"{key}={size} does not suit {model.spec['backbone']}: leave it out, or give a multiple of 32"
@@ -217,7 +219,7 @@ def assemble(
         plan = Plan(recipe, parts["train"].table, processes)  # some images could not be read
     if recipe.mode == "head" and model.layer_norm is None and model.head is not None:
         data = parts["train"].data
-        new = not _keeps_a_trained_head(recipe, model)
+        new = recipe.model.head_start == "features" and not _keeps_a_trained_head(recipe, model)
         if new and isinstance(data, FeatureRows) and model.output_dim < model.feature_dim:
             start_from_principal_axes(model.head, data.features)
     chooser = parts["test"] if recipe.evaluation.choose_on == "test" else parts["validation"]
@@ -235,7 +237,7 @@ def open_inputs(
     recipe: Recipe, tables: Mapping[str, Table], model: EmbeddingModel, processes: Processes
 ) -> dict[str, Part]:
     """What the encoder reads of each part: images, or in head mode features."""
-    preprocessing: Preprocessing = model.preprocessing
+    preprocessing = model.preprocessing
     smaller = recipe.data.train_size if recipe.mode == "full" else None
     views = {"train": preprocessing.at_size(smaller)} if smaller else {}
     small = preprocessing.resize <= SMALL_IMAGES
@@ -262,4 +264,4 @@ def open_inputs(
 def _features(model: EmbeddingModel, images: Tensor, recipe: Recipe, device: torch.device) -> Tensor:
     dtype = DTYPES.get(recipe.precision)
     with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-        return model.features(images.contiguous(memory_format=torch.channels_last)).float()
+        return model.features(channels_last(images)).float()

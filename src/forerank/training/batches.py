@@ -142,7 +142,7 @@ class Batches:
 def _bytes_each(data: object) -> int:
     """Memory of one input as float32; no row is read for it, since the first may be one that is skipped."""
     if isinstance(data, ImageDataset):
-        return int(data.preprocessing.channels * data.preprocessing.size**2 * 4)
+        return math.prod(data.preprocessing.shape) * 4
     return int(data.features[0].numel() * 4) if isinstance(data, FeatureRows) else 0
 
 

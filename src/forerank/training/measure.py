@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from forerank.data import ImageDataset, Preprocessing, Table
+from forerank.data import ImageDataset, Table
 from forerank.data.dataset import collate
+from forerank.data.preprocessing import Views
 from forerank.metrics import Evaluation, evaluate
 from forerank.metrics.evaluation import checked_ks
 from forerank.training.batches import FeatureRows, loading_processes
@@ -110,9 +111,7 @@ def measure(
     )
 
 
-def image_part(
-    table: Table, preprocessing: Preprocessing, recipe: Recipe, title: str, *, cache: bool
-) -> Part:
+def image_part(table: Table, preprocessing: Views, recipe: Recipe, title: str, *, cache: bool) -> Part:
     """A part read as images."""
     data = ImageDataset(
         table,

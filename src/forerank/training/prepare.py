@@ -11,7 +11,7 @@ import torch
 from forerank.data import Table, hold_out, merge_classes, noisy_labels, open_table
 from forerank.data.registry import DATA_SETS
 from forerank.errors import InputError
-from forerank.models.backbones import is_name
+from forerank.models.backbones import is_name, split_names, with_absolute_file
 from forerank.models.embedding import saved_folder
 from forerank.models.storage import saved_spec
 from forerank.training.optimise import peak_rate
@@ -85,7 +85,8 @@ def complete_recipe(recipe: Recipe, train: Table, processes: int, device: str) -
         processes: how many compute together.
         device: where, as `choose_device` answered.
     """
-    recipe = _with_saved_pooling(with_absolute_paths(recipe))
+    recipe = with_absolute_paths(recipe)
+    _check_saved_pooling(recipe)
     b, e = recipe.batch, recipe.evaluation
     classes = int((np.bincount(train.label_ids) >= 2).sum())  # a class of one image has no positive
     _at_least(1, {"batch.images_per_class": b.images_per_class - 1, "evaluation.embed_batch": e.embed_batch},
@@ -158,20 +159,18 @@ def starts_from_saved(recipe: Recipe) -> bool:
     >>> starts_from_saved(Recipe())
     False
     """
-    plain, _, _ = recipe.model.backbone.partition("@")
-    return recipe.model.pretrained and not is_name(plain)
+    return recipe.model.pretrained and not is_name(recipe.model.backbone)
 
 
-def _with_saved_pooling(recipe: Recipe) -> Recipe:
-    """A saved model keeps the pooling it was trained with: its head knows no other features."""
+def _check_saved_pooling(recipe: Recipe) -> None:
+    """Refuse another pooling than that of the saved model a recipe starts from: its head knows no other."""
     if not starts_from_saved(recipe) or saved_folder(recipe.model.backbone) is None:
-        return recipe  # what is not there is refused when the model is built
-    pooling = saved_spec(recipe.model.backbone)["pooling"]
-    if recipe.model.pooling == "gem" != pooling:
+        return  # what is not there is refused when the model is built
+    saved, asked = saved_spec(recipe.model.backbone)["pooling"], recipe.model.pooling
+    if asked != "auto" and set(saved.split("+")) != {asked}:
         raise InputError(
-            f"{recipe.model.backbone} was trained with pooling={pooling}: leave out model.pooling=gem"
+            f"{recipe.model.backbone} was trained with pooling={saved}: leave out model.pooling={asked}"
         )
-    return replace(recipe, model=replace(recipe.model, pooling=pooling))
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
@@ -182,13 +181,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         return str(place.resolve()) if place.exists() else path
 
     d, backbone = recipe.data, recipe.model.backbone
-    plain, at, file = backbone.partition("@")
-    if backbone.startswith("hf:"):
-        backbone = f"hf:{absolute(backbone.removeprefix('hf:'))}"
-    elif at and is_name(plain):
-        backbone = f"{plain}@{absolute(file)}"
-    elif not is_name(backbone):
-        backbone = absolute(backbone)
+    backbone = "+".join(with_absolute_file(name, absolute) for name in split_names(backbone))
     source = d.source if d.source in DATA_SETS else absolute(d.source)
     root = None if d.root is None else absolute(d.root)
     return replace(

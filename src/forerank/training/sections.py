@@ -41,15 +41,20 @@ class DataSection:
 class ModelSection:
     """Image batch -> unit vectors."""
 
-    backbone: str = setting("efficientnet-lite0", "see: forerank models list")
+    backbone: str = setting("efficientnet-lite0", "see: forerank models list; several side by side: A+B")
     embedding_dim: int | None = setting(
         512, "length of an embedding; 0: as long as the features; null: no head, the features themselves"
     )
     image_size: int | None = setting(
         None, "side of the square that the model sees; null: what its weights expect"
     )
-    pooling: Literal["average", "gem"] = setting("average", "how the feature map becomes one vector")
+    pooling: Literal["auto", "average", "gem"] = setting(
+        "auto", "how the feature map becomes one vector; auto: gem where it suits the backbone"
+    )
     layer_norm: bool = setting(False, "layer norm before the linear embedding")
+    head_start: Literal["features", "random"] = setting(
+        "features", "a new head keeps what the features say, or starts as torch's linear layer (the paper)"
+    )
     pretrained: bool = setting(True, "start from the backbone's published weights")
     freeze_batch_norm: bool = setting(True, "keep batch-norm statistics as they are")
 

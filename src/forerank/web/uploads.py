@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from forerank.data import BadImageError, Preprocessing, read_image
+from forerank.data import BadImageError, read_image
+from forerank.data.preprocessing import Views
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -48,7 +49,7 @@ async def read_body(request: "Request", limits: Limits) -> bytes:
     return bytes(body)
 
 
-def decode(body: bytes, limits: Limits, wanted: Preprocessing) -> Image.Image:
+def decode(body: bytes, limits: Limits, wanted: Views) -> Image.Image:
     """The picture in some bytes, upright; what it is called or claims to be does not matter.
 
     It is decoded exactly as the index's own images were, so that an indexed file finds itself.
