@@ -43,7 +43,7 @@ format: .venv/dev.stamp ## let ruff put the code in order
 bench: .venv/dev.stamp ## every benchmark, one after the other (about half an hour)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-docs: .venv/dev.stamp ## build the documentation into site/
+docs: .venv/dev.stamp ## build the documentation into site/; a broken link or docstring is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 

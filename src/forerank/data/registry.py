@@ -166,3 +166,4 @@ DATA_SETS: dict[str, DataSet] = {
         ),
     ),
 }
+"""The data sets by name. `open_table` and recipes look a name up here; a new entry adds a data set."""

@@ -19,6 +19,7 @@ LOSSES: dict[str, Callable[..., RankingLoss]] = {
     "Sup-AP": SupAPLoss,
     "Recall@k": RecallAtKLoss,
 }
+"""The losses by name. `create_loss` and recipes look a name up here; a new entry adds a loss."""
 
 
 def create_loss(name: str, **arguments: Any) -> RankingLoss:

@@ -88,6 +88,7 @@ _ALL = (
     _sweep("sweep-p", "Images per class |P|"),
 )
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _ALL}
+"""The tables and figures of the paper by name, in the order of `forerank paper list`."""
 
 
 def experiment(name: str) -> Experiment:
