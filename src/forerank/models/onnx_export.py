@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from forerank.errors import ForerankError, InputError, require
+from forerank.files import write_atomically
 from forerank.models.embedding import EmbeddingModel
-from forerank.models.storage import write_atomically
 
 
 def export_onnx(model: EmbeddingModel, file: str | Path, *, tolerance: float = 1e-4) -> float:
@@ -61,9 +61,5 @@ def export_onnx(model: EmbeddingModel, file: str | Path, *, tolerance: float = 1
         raise ForerankError(
             f"onnxruntime differs from torch by {difference:.1e}, more than {tolerance:.0e}: not written"
         )
-    write_atomically(file, lambda temporary: _write(temporary, content))
+    write_atomically(file, content)
     return difference
-
-
-def _write(file: Path, content: bytes) -> None:
-    file.write_bytes(content)

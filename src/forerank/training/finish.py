@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from forerank.console import format_table, say
 from forerank.errors import ForerankError, InputError
+from forerank.machine import choose_device
 from forerank.metrics import Evaluation
 from forerank.metrics.result import PerQuery
 from forerank.models import EmbeddingModel, load_model, save_model
@@ -19,7 +20,7 @@ from forerank.training.assemble import Assembly, build_model, encode, open_input
 from forerank.training.batches import SMALL_IMAGES
 from forerank.training.checkpoint import BEST, save_state, write_checkpoint
 from forerank.training.measure import Embedded, embed, image_part, measure
-from forerank.training.prepare import choose_device, open_parts, starts_from_saved
+from forerank.training.prepare import open_parts, starts_from_saved
 from forerank.training.processes import Processes, joined, wait_for_all
 from forerank.training.recipe import Recipe, load_recipe, recipe_text
 from forerank.training.record import RECIPE, RESULTS, Record, is_run, read_json, versions, write_json
