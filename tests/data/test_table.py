@@ -9,6 +9,7 @@ import pytest
 
 from forerank.data import Table, hold_out, merge_classes, noisy_labels, open_table, random_gallery
 from forerank.errors import InputError
+from forerank.metrics.files import read_labels
 
 
 def a_table(classes: int = 10, images: int = 4) -> Table:
@@ -78,6 +79,10 @@ def test_csv_for_open_metric_learning_meets_its_own_checks(tmp_path: Path) -> No
         ("path,label\na.jpg,\n", "line 2"),
         ("path,label,split\na.jpg,1,trian\n", "unknown split 'trian' of 'a.jpg'"),
         ("path,label,is_query\na.jpg,1,maybe\n", "line 2: is_query is 'maybe'"),
+        (
+            "path,label,split,is_query\na.jpg,1,test,1\nb.jpg,1,test,\n",
+            "line 3: is_query is empty where other rows say 1",
+        ),
         ("path,label,x_1,y_1,x_2,y_2\na.jpg,1,left,0,1,1\n", "box columns"),
         ("path,label\na.jpg,1\nb.jpg,2\n", "fewer than two images"),
     ],
@@ -157,3 +162,17 @@ def test_random_gallery_has_one_image_of_each_class() -> None:
     assert (table.is_query == ~table.is_gallery).all()
     assert sorted(table.label[table.is_gallery]) == table.classes.tolist()
     assert not np.array_equal(table.is_gallery, random_gallery(a_table(7), seed=6).is_gallery)
+
+
+def test_an_empty_cell_means_the_same_in_every_reader(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "path,label,split,is_query,is_gallery\na.jpg,1,test,,no\nb.jpg,1,test,0,1\nc.jpg,1,test,1.0,\n"
+    )
+    table, labels = Table.read_csv(tmp_path / "t.csv"), read_labels(tmp_path / "t.csv")
+    for flags in (table, labels):
+        assert flags.is_query.tolist() == [True, False, True]
+        assert flags.is_gallery.tolist() == [False, True, True]
+    (tmp_path / "t.csv").write_text("path,label,split,is_query\na.jpg,1,test,1\nb.jpg,1,test,\n")
+    for read in (Table.read_csv, read_labels):
+        with pytest.raises(InputError, match="line 3: is_query is empty where other rows say 1"):
+            read(tmp_path / "t.csv")

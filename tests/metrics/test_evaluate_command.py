@@ -112,7 +112,7 @@ def test_table_and_plots(files, capsys):
         (["--embeddings", "e.npy", "--labels", "short.csv"], "150 embeddings but 2 labels"),
         (["--embeddings", "e.npy", "--labels", "columns.csv"], "no column 'label'"),
         (["--embeddings", "e.npy", "--labels", "ragged.csv"], "line 4: 1 values for 2 columns"),
-        (["--embeddings", "e.npy", "--labels", "flag.csv"], "line 4: is_query must be 1 or 0"),
+        (["--embeddings", "e.npy", "--labels", "flag.csv"], "line 4: is_query is"),
         (["--embeddings", "e.npy", "--labels", "none.txt"], "line 3: the label is empty"),
         (["--embeddings", "e.npy", "--labels", "no_query.csv"], "no row has a 1 in the column is_query"),
         (["--embeddings", "e.npy", "--labels", "heading.csv"], "if the first, 'class', is a heading"),

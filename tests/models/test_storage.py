@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from forerank.errors import ForerankError, InputError
-from forerank.models import create_model, load_model, save_model, storage, write_atomically
+from forerank.models import create_model, load_model, save_model, storage
 
 
 def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
@@ -122,13 +122,3 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     assert same(load_model(tmp_path), model)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.json", "model.safetensors"]
-
-
-def test_an_interrupted_write_leaves_nothing_behind(tmp_path: Path) -> None:
-    def interrupted(file: Path) -> None:
-        file.write_text("half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(tmp_path / "state.json", interrupted)
-    assert list(tmp_path.iterdir()) == []

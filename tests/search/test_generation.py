@@ -19,16 +19,17 @@ MOMENTS = [
     "write_rows",
     "_write_vectors",
     "save_model",
-    "write_durably 1",
+    "write_atomically 1",
     "publish",
     "sync_tree",
     "sync_folder 1",
 ]
-MOMENTS += ["sync_folder 2", "sync_folder 3", "write_durably 2", "sweep 2"]
+MOMENTS += ["sync_folder 2", "sync_folder 3", "write_atomically 2", "sweep 2"]
 
 CUT = """
 import os, signal, sys
 import numpy as np
+from forerank import files
 from forerank.search import folder, generation
 from forerank.search.rows import Row
 
@@ -46,6 +47,8 @@ if moment == "save_model":
     save_model = (lambda real: lambda f: (when == "before" and die(), real(f), die()))(save_model)
 else:
     owner = folder._FolderUpdate if moment == "_write_vectors" else generation
+    if hasattr(files, moment):
+        owner = files
     real = getattr(owner, moment)
     calls = []
     def cut(*arguments):

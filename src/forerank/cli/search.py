@@ -43,9 +43,10 @@ def search(
     output
         Write the answers as CSV here instead of printing them.
     """
+    from forerank.data.image_files import find_images
     from forerank.errors import InputError
-    from forerank.models import find_images, keep_freed_memory
-    from forerank.models.storage import write_atomically
+    from forerank.files import write_atomically
+    from forerank.models import keep_freed_memory
     from forerank.search.answers import answer_files, write_answers
     from forerank.search.index import Index
 

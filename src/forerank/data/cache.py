@@ -1,23 +1,21 @@
 """Where Forerank keeps what it can make again, and where it looks for data sets."""
 
 import os
-import sys
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 
 def cache_folder() -> Path:
     """`$FORERANK_CACHE`, or the platform's place for caches."""
-    if os.environ.get("FORERANK_CACHE"):
-        return Path(os.environ["FORERANK_CACHE"]).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "forerank"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "forerank"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forerank"
+    return _from_environment("FORERANK_CACHE") or user_cache_path("forerank", appauthor=False)
 
 
 def data_folder() -> Path:
     """`$FORERANK_DATA`, or the folder `data` in the cache: where data sets are looked for by name."""
-    if os.environ.get("FORERANK_DATA"):
-        return Path(os.environ["FORERANK_DATA"]).expanduser()
-    return cache_folder() / "data"
+    return _from_environment("FORERANK_DATA") or cache_folder() / "data"
+
+
+def _from_environment(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return Path(value).expanduser() if value else None

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from forerank.data.folder import image_files
+from forerank.data.image_files import image_files
 from forerank.data.lists import find_root
 from forerank.data.table import Table
 from forerank.errors import InputError, require

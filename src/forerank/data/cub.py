@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forerank.data.folder import image_files
+from forerank.data.image_files import image_files
 from forerank.data.lists import find_root, read_rows
 from forerank.data.table import Table
 from forerank.errors import InputError

@@ -1,5 +1,6 @@
 """A file, bytes, picture or array -> an upright 8-bit picture, or a refusal that names the file."""
 
+import importlib.util
 import io
 import stat
 import struct
@@ -26,11 +27,31 @@ EXTENSIONS = (
 MAX_PIXELS = 89_478_485
 
 
+# What the extra `heic` adds: the photographs of iPhones.
+HEIC_EXTENSIONS = (".heic", ".heif", ".hif")
+
+
 @cache
 def known_formats() -> tuple[str, ...]:
-    """Those of FORMATS that this Pillow was built with."""
+    """Those of FORMATS that this Pillow was built with, and HEIF if pillow-heif is installed."""
     Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
+    formats = tuple(name for name in FORMATS if name in Image.OPEN)
+    if not _has_pillow_heif():
+        return formats
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    return (*formats, "HEIF")
+
+
+@cache
+def image_endings() -> tuple[str, ...]:
+    """The endings of image files that can be read here, in lower case."""
+    return (*EXTENSIONS, *HEIC_EXTENSIONS) if _has_pillow_heif() else EXTENSIONS
+
+
+def _has_pillow_heif() -> bool:
+    return importlib.util.find_spec("pillow_heif") is not None
 
 
 class BadImageError(InputError):

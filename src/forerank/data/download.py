@@ -3,7 +3,6 @@
 import hashlib
 import shutil
 import tarfile
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +12,7 @@ from pathlib import Path
 from forerank.console import progress_bar, say
 from forerank.data.registry import DATA_SETS, Archive
 from forerank.errors import ForerankError, InputError, unknown
+from forerank.files import temporary_folder
 
 CHUNK = 1 << 20
 TRIES = 5
@@ -159,18 +159,19 @@ def _extract(tar: tarfile.TarFile, to: Path) -> None:
 
 def unpack(file: Path, to: Path) -> None:
     """Unpack a .zip or .tar archive into the folder `to`; whole or not at all, and never outside it."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.parent))
-    try:
+    with temporary_folder(to) as temporary:
         say(f"unpacking {file.name} into {to}")
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as archive:
-                archive.extractall(temporary)  # zipfile drops "..", absolute paths and drive letters itself
-        elif tarfile.is_tarfile(file):
-            with tarfile.open(file) as tar:
-                _extract(tar, temporary)
-        else:
-            raise InputError(f"{file} is neither a zip nor a tar archive")
+        try:
+            if zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as archive:
+                    archive.extractall(temporary)  # zipfile itself drops "..", absolute paths, drive letters
+            elif tarfile.is_tarfile(file):
+                with tarfile.open(file) as tar:
+                    _extract(tar, temporary)
+            else:
+                raise InputError(f"{file} is neither a zip nor a tar archive")
+        except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+            raise DownloadError(f"{file} is damaged: {error}") from error
         if not to.exists():
             temporary.rename(to)
             return
@@ -179,7 +180,3 @@ def unpack(file: Path, to: Path) -> None:
                 raise InputError(f"{to / item.name} exists already and will not be overwritten")
         for item in sorted(temporary.iterdir()):
             item.rename(to / item.name)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise DownloadError(f"{file} is damaged: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

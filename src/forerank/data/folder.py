@@ -1,11 +1,10 @@
-"""Anybody's folder: one sub-folder a class, nested as deep as you like."""
+"""Anybody's folder: one sub-folder per class, nested as deep as you like."""
 
-import os
 from pathlib import Path
 
 import numpy as np
 
-from forerank.data.decode import EXTENSIONS
+from forerank.data.image_files import no_images, scan_folder
 from forerank.data.table import Table
 from forerank.errors import InputError
 
@@ -23,40 +22,34 @@ PARTS = {
 }
 
 
-def image_files(root: Path) -> list[str]:
-    """Every image file beneath a folder, as sorted relative paths; hidden ones are passed over."""
-    found: list[str] = []
-    seen: set[str] = set()
-    for folder, folders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen:  # a link that leads back
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and f != "__MACOSX")
-        relative = Path(folder).relative_to(root).as_posix()
-        prefix = "" if relative == "." else f"{relative}/"
-        found += [prefix + f for f in files if f.lower().endswith(EXTENSIONS) and not f.startswith(".")]
-    return sorted(found)
-
-
 def read(root: Path) -> Table:
     """Read a folder of class folders.
 
     The label is the path of the folder that holds the image ("shoes/boots"). When all are nested, the top
     folder is also the category. Everything is "train" (see `hold_out`), unless the top folders are called
     train, val, test, query, gallery: then they are the splits and the classes lie beneath them.
+
+    Images beside the class folders belong to no class. They are left out and named in the table's notes, as
+    are HEIC, PDF, video and other files that cannot be read.
     """
     if not root.is_dir():
-        raise InputError(f"no folder at {root}")
-    path = image_files(root)
+        raise InputError(f"there is no folder {root}")
+    content = scan_folder(root)
+    if not content.images:
+        raise no_images(root, content)
+    path = [p for p in content.images if "/" in p]
+    loose = [p for p in content.images if "/" not in p]
     if not path:
-        raise InputError(f"no image files in {root} or beneath it; known endings are {' '.join(EXTENSIONS)}")
-    loose = [p for p in path if "/" not in p]
-    if loose:
         raise InputError(
-            f"{root} holds {len(loose)} images outside any class folder (the first is {loose[0]}): "
-            "put each class in a sub-folder of its own, or write a CSV with path and label"
+            f"{root} holds {len(loose):,} images and no class folders (the first image is {loose[0]}): "
+            "make one sub-folder per class, or write a CSV file with the columns path and label"
+        )
+    notes = content.notes()
+    if loose:
+        notes += (
+            f"{len(loose):,} {'image lies' if len(loose) == 1 else 'images lie'} outside every class folder "
+            f"and {'was' if len(loose) == 1 else 'were'} left out (the first is {loose[0]}): "
+            "move them into a sub-folder of their class",
         )
     top = np.array([p.split("/")[0] for p in path])
     names = set(top.tolist())
@@ -78,4 +71,5 @@ def read(root: Path) -> Table:
         category=category,
         root=root,
         name=root.resolve().name,
+        notes=notes,
     )

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import shutil
 import struct
-import tempfile
 import unicodedata
 import zlib
 from collections import defaultdict
@@ -29,6 +28,7 @@ from forerank.data.preprocessing import Preprocessing
 from forerank.data.split import merge_classes, noisy_labels
 from forerank.data.table import Table
 from forerank.errors import InputError
+from forerank.files import temporary_folder
 
 DEJAVU = [f"DejaVu{family}" for family in (
     "Sans-Bold", "Sans-BoldOblique", "Sans-Oblique", "Sans", "SansMono-Bold", "SansMono-BoldOblique",
@@ -127,9 +127,7 @@ def draw(folder: Path) -> None:
     path, label, split, category = (np.array(column) for column in zip(*rows, strict=True))
     table = Table(path, label, split, category=category)
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".drawing-", dir=folder.parent))
-    try:
+    with temporary_folder(folder) as temporary:
         for name in table.classes:
             (temporary / str(name)).mkdir()
         digest = hashlib.sha256()
@@ -156,8 +154,6 @@ def draw(folder: Path) -> None:
         except OSError:
             if _read_whole(folder) is None:  # otherwise another process was faster, with the same files
                 raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def png(pixels: Pixels) -> bytes:

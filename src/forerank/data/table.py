@@ -1,6 +1,7 @@
 """One table for every data set: which file shows what, and what part it plays."""
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -10,14 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerank.data.cells import is_empty, read_flags
 from forerank.errors import InputError
+from forerank.files import write_atomically
 
 SPLITS = ("train", "validation", "test")
 # open-metric-learning writes a bounding box as these four columns, in this order of names.
 BOX_COLUMNS = ("x_1", "y_1", "x_2", "y_2")
 REQUIRED_COLUMNS = ("path", "label")
 OPTIONAL_COLUMNS = ("split", "is_query", "is_gallery", "category", "sequence", *BOX_COLUMNS)
-TRUE, FALSE, UNSTATED = {"true", "1", "1.0", "yes"}, {"false", "0", "0.0", "no"}, {"", "nan", "none", "null"}
 
 Strings = NDArray[np.str_]
 Bools = NDArray[np.bool_]
@@ -148,7 +150,8 @@ class Table:
 
         Needed: `path, label`. Understood: `split, is_query, is_gallery, category, sequence` and the box
         `x_1, y_1, x_2, y_2`. Without `split` every row is "train". An empty `is_query` or `is_gallery`
-        means True. Other columns are ignored. Paths start from `root`, by default the CSV's folder.
+        means true (`read_flags` says when it is refused). Other columns are ignored. Paths start from
+        `root`, by default the CSV's folder.
         """
         file = Path(file)
         if not file.is_file():
@@ -176,13 +179,21 @@ class Table:
             if name not in header:
                 return None
             values = [(row[name] or "").strip() for row in rows]
-            return None if all(v.lower() in UNSTATED for v in values) else values
+            return None if all(map(is_empty, values)) else values
 
         def flags(name: str) -> list[bool] | None:
             values = text(name)
-            return (
-                None if values is None else [_flag(v, name, file, i) for i, v in enumerate(values, start=2)]
-            )
+            if values is None:
+                return None
+            # open-metric-learning leaves the cells of training rows empty, where they have no meaning.
+            stated = [i for i, v in enumerate(values) if not (is_empty(v) and split[i] == "train")]
+            flags = [True] * len(rows)
+            read = read_flags([values[i] for i in stated], [i + 2 for i in stated], name, file)
+            for i, flag in zip(stated, read, strict=True):
+                flags[i] = flag
+            return flags
+
+        split = text("split") or ["train"] * len(rows)
 
         box = None
         if all(name in header for name in BOX_COLUMNS) and text("x_1") is not None:
@@ -195,7 +206,7 @@ class Table:
         return cls(
             path=np.array([row["path"].strip().replace("\\", "/") for row in rows]),
             label=np.array([row["label"].strip() for row in rows]),
-            split=np.array(text("split") or ["train"] * len(rows)),
+            split=np.array(split),
             root=file.parent if root is None else Path(root),
             name=file.stem,
             is_query=_array(flags("is_query"), bool),
@@ -231,12 +242,11 @@ class Table:
         if self.box is not None:
             columns |= dict(zip(BOX_COLUMNS, self.box.T, strict=True))
         rows = zip(*(column[keep] for column in columns.values()), strict=True)
-        file = Path(file)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("w", newline="", encoding="utf-8", errors="surrogateescape") as out:
-            writer = csv.writer(out, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows(rows)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+        write_atomically(Path(file), text.getvalue())
 
 
 def _array(values: Any, dtype: Any) -> Any:
@@ -244,17 +254,7 @@ def _array(values: Any, dtype: Any) -> Any:
 
 
 def _pixel(value: str | None) -> int:
-    text = (value or "").strip()
-    return 0 if text.lower() in UNSTATED else int(float(text))
-
-
-def _flag(value: str, column: str, file: Path, line: int) -> bool:
-    folded = value.lower()
-    if folded in TRUE or folded in UNSTATED:
-        return True
-    if folded in FALSE:
-        return False
-    raise InputError(f"{file} line {line}: {column} is {value!r} where True or False was expected")
+    return 0 if value is None or is_empty(value) else int(float(value))
 
 
 def concatenate(tables: Sequence[Table], name: str | None = None) -> Table:

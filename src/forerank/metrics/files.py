@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerank.data.cells import is_empty, read_flags
 from forerank.errors import InputError
-
-TRUE, FALSE = {"1", "true", "yes"}, {"0", "false", "no", ""}
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ def _load(path: Path, what: str) -> NDArray[Any]:
 def read_labels(path: Path, count: int | None = None) -> LabelFile:
     """Labels from a .csv with a column `label`, from one label a line, or from a .npy file.
 
-    A .csv may also have the columns is_query, is_gallery and sequence. `count`, the number of embeddings,
-    helps to tell a heading from a label.
+    A .csv may also have the columns is_query, is_gallery and sequence (`read_flags` says what an empty cell
+    means). `count`, the number of embeddings, helps to tell a heading from a label.
 
     Example:
         >>> import tempfile
@@ -91,15 +90,12 @@ def read_labels(path: Path, count: int | None = None) -> LabelFile:
 
     def flags(name: str) -> NDArray[np.bool_] | None:
         values = column(name)
-        if values is None or not any(values):
+        if values is None or all(map(is_empty, values)):
             return None
-        for (number, _), value in zip(lines, values, strict=True):
-            if value.casefold() not in TRUE | FALSE:
-                raise InputError(f"{path}, line {number}: {name} must be 1 or 0, not {value!r}.")
-        found = np.array([value.casefold() in TRUE for value in values])
-        if not found.any():
+        flags = np.array(read_flags(values, [number for number, _ in lines], name, path))
+        if not flags.any():
             raise InputError(f"{path}: no row has a 1 in the column {name}.")
-        return found
+        return flags
 
     sequence = column("sequence")
     return LabelFile(

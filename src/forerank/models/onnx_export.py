@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from forerank.data.preprocessing import SeveralViews, Views
 from forerank.errors import ForerankError, InputError, require
+from forerank.files import write_atomically
 from forerank.models.embedding import EmbeddingModel
-from forerank.models.storage import write_atomically
 
 
 def export_onnx(model: EmbeddingModel, file: str | Path, *, tolerance: float = 1e-4) -> float:
@@ -65,7 +65,7 @@ def export_onnx(model: EmbeddingModel, file: str | Path, *, tolerance: float = 1
         raise ForerankError(
             f"onnxruntime differs from torch by {difference:.1e}, more than {tolerance:.0e}: not written"
         )
-    write_atomically(file, lambda temporary: _write(temporary, content))
+    write_atomically(file, content)
     return difference
 
 
@@ -88,7 +88,3 @@ def named_inputs(preprocessing: Views, images: Tensor) -> dict[str, Tensor]:
     if isinstance(preprocessing, SeveralViews):
         return {f"images_{i}": view for i, view in enumerate(preprocessing.split(images), start=1)}
     return {"images": images}
-
-
-def _write(file: Path, content: bytes) -> None:
-    file.write_bytes(content)

@@ -12,13 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forerank.console import is_text, progress_bar
-from forerank.data.decode import EXTENSIONS, BadImageError, ImageSource, read_image
+from forerank.data.decode import BadImageError, ImageSource, read_image
+from forerank.data.image_files import find_images
 from forerank.data.preprocessing import evaluation_view
 from forerank.data.threads import map_in_threads
 from forerank.errors import InputError, unknown
+from forerank.files import write_atomically
+from forerank.machine import choose_device
 from forerank.models.backbones import is_name
 from forerank.models.embedding import EmbeddingModel, channels_last, create_model, saved_folder
-from forerank.models.storage import load_model, write_atomically
+from forerank.models.storage import load_model
 
 BAD_POLICIES = ("refuse", "skip")
 
@@ -41,7 +44,7 @@ class Retriever:
     def __init__(self, model: EmbeddingModel, *, device: str = "auto", batch_size: int = 64) -> None:
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {batch_size}")
-        self.device = choose_device(device)
+        self.device = torch.device(choose_device(device))
         # Channels last: the layout in which convolutions are fastest, on CPU and GPU alike.
         self.model = model.eval().to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.batch_size = batch_size
@@ -112,41 +115,6 @@ class Retriever:
                 yield start, list(islice(views, self.batch_size))
 
 
-def choose_device(name: str = "auto") -> torch.device:
-    """The torch device of that name; "auto" is the GPU where there is one.
-
-    >>> choose_device("cpu")
-    device(type='cpu')
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return device
-
-
-def find_images(source: str | Path) -> list[Path]:
-    """The pictures under a folder, sorted, or the single file; hidden files and folders are left out."""
-    place = Path(source).expanduser()
-    if place.is_file():
-        return [place]
-    if not place.is_dir():
-        raise InputError(f"no file or folder {source}")
-    found = [
-        file
-        for file in sorted(place.rglob("*"))
-        if file.suffix.lower() in EXTENSIONS
-        and file.is_file()
-        and not any(part.startswith(".") for part in file.relative_to(place).parts)
-    ]
-    if not found:
-        raise InputError(f"no images under {source}")
-    return found
-
-
 def embed_files(
     retriever: Callable[[], Retriever], images: Sequence[str | Path], output: Path, *, on_bad: str = "refuse"
 ) -> tuple[tuple[int, int], list[Path]]:
@@ -178,10 +146,6 @@ def embed_files(
             np.save(handle, kept)
 
     write_atomically(output, write_vectors)
-    write_atomically(output.with_suffix(".txt"), lambda file: _write_text(file, paths))
+    write_atomically(output.with_suffix(".txt"), paths)
     written = {file for file, fine in zip(files, good, strict=True) if fine}
     return (len(kept), kept.shape[1]), [file for file in found if file not in written]
-
-
-def _write_text(file: Path, text: str) -> None:
-    file.write_text(text, encoding="utf-8")

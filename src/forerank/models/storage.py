@@ -5,60 +5,17 @@ JSON beside it says the same to people and other programs.
 """
 
 import json
-import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from forerank import __version__
-from forerank.errors import ForerankError, InputError
+from forerank.errors import InputError
+from forerank.files import write_atomically
 from forerank.models.backbones import load_weights
 from forerank.models.embedding import EmbeddingModel, build_from_spec, saved_folder
 
 FORMAT, VERSION = "forerank-model", 1
-
-
-def write_atomically(file: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary file, then put it in place of `file` in one step.
-
-    Whatever interrupts this (a kill, a full disk), `file` is afterwards the old one or the new one, whole.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_atomically(Path(folder) / "a.txt", lambda file: file.write_text("new") and None)
-    ...     (Path(folder) / "a.txt").read_text(), len(list(Path(folder).iterdir()))
-    ('new', 1)
-    """
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
-        with temporary.open("rb") as handle:
-            os.fsync(handle.fileno())
-        temporary.replace(file)
-        _sync_folder(file.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        kept = "; the file that was there is untouched" if file.exists() else ""
-        raise ForerankError(f"cannot write {file}: {error.strerror or error}{kept}") from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut; systems that cannot sync a folder do without."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
 
 
 def save_model(model: EmbeddingModel, folder: str | Path) -> None:
@@ -69,12 +26,8 @@ def save_model(model: EmbeddingModel, folder: str | Path) -> None:
     about = {"format": FORMAT, "version": VERSION, "forerank": __version__, **model.spec}
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
     content = save(weights, metadata={FORMAT: json.dumps(about)})
-    write_atomically(folder / "model.json", lambda file: _write(file, json.dumps(about, indent=2).encode()))
-    write_atomically(folder / "model.safetensors", lambda file: _write(file, content))
-
-
-def _write(file: Path, content: bytes) -> None:
-    file.write_bytes(content)
+    write_atomically(folder / "model.json", json.dumps(about, indent=2))
+    write_atomically(folder / "model.safetensors", content)
 
 
 def load_model(folder: str | Path) -> EmbeddingModel:

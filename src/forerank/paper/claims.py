@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from forerank.files import write_atomically
 from forerank.paper import sweeps, toy
 from forerank.paper.methods import VARIANTS
 from forerank.paper.published import published_table, source
 from forerank.paper.statistics import Difference, paired_difference
-from forerank.paper.study import Condition, Study, write_whole
+from forerank.paper.study import Condition, Study
 from forerank.paper.tables import NATIVE, NOISE_RATES, metric_of, replace_merged, rows, variant
 from forerank.report.tables import ResultTable
 
@@ -319,5 +320,5 @@ def write(study: Study, extra: Path | None = None) -> list[Verdict]:
     found = verdicts(study)
     text = to_markdown(found, study)
     for path in filter(None, (study.folder / "claims.md", extra)):
-        write_whole(path, text)
+        write_atomically(path, text)
     return found

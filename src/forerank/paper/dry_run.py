@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerank.errors import ForerankError
+from forerank.machine import choose_device
 from forerank.paper.runs import torchrun_command
 from forerank.paper.study import Run, Study
 from forerank.training.recipe import Recipe, recipe_text
@@ -94,7 +95,7 @@ def estimate(study: Study, run: Run) -> Estimate:
     except ForerankError as error:
         data, ready = f"{study.on} is not ready: {error}", False
         train_images, test_images = _published_counts(study.on)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = choose_device()
     try:
         model = _model(recipe, recipe.model.pretrained)
         weights = f"of {recipe.model.backbone}: there"

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forerank.files import write_atomically
 from forerank.paper import ap_surface, centres, examples, loss_curves, penalties, style, sweeps, tables, toy
 from forerank.paper.experiments import experiment
 from forerank.paper.published import statement
-from forerank.paper.study import Study, write_whole
+from forerank.paper.study import Study
 from forerank.report.tables import ResultTable
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def _remember(product: Product, study: Study, seconds: float) -> None:
             ("html", "\n".join(table.to_html() for table in product.tables) + "\n"),
             ("csv", product.csv or product.tables[0].to_csv()),
         ):
-            write_whole(study.folder / "tables" / f"{product.name}.{extension}", text)
+            write_atomically(study.folder / "tables" / f"{product.name}.{extension}", text)
     values = {
         "title": product.title,
         "reference": product.reference,
@@ -209,7 +210,7 @@ def _remember(product: Product, study: Study, seconds: float) -> None:
         "seconds": seconds,
         "runs": _training_seconds(product.name, study),
     }
-    write_whole(study.folder / "made" / f"{product.name}.json", json.dumps(values, ensure_ascii=False))
+    write_atomically(study.folder / "made" / f"{product.name}.json", json.dumps(values, ensure_ascii=False))
 
 
 def _training_seconds(name: str, study: Study) -> dict[str, float]:

@@ -7,11 +7,12 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
+from forerank.files import write_atomically
 from forerank.paper import claims
 from forerank.paper.experiments import EXPERIMENTS
 from forerank.paper.make import made, made_in
 from forerank.paper.published import source
-from forerank.paper.study import Study, write_whole
+from forerank.paper.study import Study
 
 NAME = "index.html"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -78,7 +79,7 @@ def write(study: Study, verdicts: Sequence[claims.Verdict]) -> None:
 <footer>Published numbers: {escape(source())}. Written by Forerank; this page is one file.</footer>
 </main></body></html>
 """
-    write_whole(study.folder / NAME, text)
+    write_atomically(study.folder / NAME, text)
 
 
 def _title(name: str) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from forerank.console import progress_bar, say
 from forerank.errors import ForerankError
-from forerank.paper.study import RESULT, Run, write_whole
+from forerank.files import write_atomically
+from forerank.paper.study import RESULT, Run
 from forerank.training.recipe import recipe_text
 
 INTERRUPTED = "interrupted"  # what a run answers that was asked to stop and has saved itself
@@ -102,7 +103,7 @@ def train_with_torchrun(run: Run, processes: int) -> str:
     """One run over several processes of this machine; "" or what went wrong."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     recipe = run.folder.parent / f"{run.key}.yaml"
-    write_whole(recipe, recipe_text(run.recipe))
+    write_atomically(recipe, recipe_text(run.recipe))
     command = torchrun_command(run, processes, recipe)
     began = time.perf_counter()
     # In a session of its own, so that Ctrl-C reaches it once, from here; it hands it on to its processes.
@@ -174,7 +175,7 @@ def conclude(run: Run, seconds: float) -> None:
         "broke": bool(results["broken"]),
         "learned": results["best_step"] > 0,  # otherwise the model as it came is what was measured
     }
-    write_whole(run.folder / RESULT, json.dumps(values, indent=1))
+    write_atomically(run.folder / RESULT, json.dumps(values, indent=1))
 
 
 def vehicle_tests(run: Run) -> dict[str, float]:

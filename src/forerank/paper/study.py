@@ -181,16 +181,6 @@ def fingerprint(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that whoever reads it, or finds it after a kill, sees the old or the new one."""
-    from forerank.models.storage import write_atomically
-
-    def write(file: Path) -> None:
-        file.write_text(text, encoding="utf-8")
-
-    write_atomically(path, write)
-
-
 @cache
 def _recipe(on: str, root: str | None, values: tuple[str, ...], condition: Condition, seed: int) -> Recipe:
     """Kept, because reading YAML is slow and tables, claims and the page ask for the same recipes."""

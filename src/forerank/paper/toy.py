@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from forerank.console import progress
+from forerank.files import write_atomically
 from forerank.paper.statistics import Difference, paired_difference
-from forerank.paper.study import write_whole
 from forerank.paper.style import CLASS_COLOURS, COLOURS, NAMES
 from forerank.report.tables import Cell, ResultTable
 
@@ -176,7 +176,7 @@ def run(settings: ToySettings, folder: Path) -> dict[str, Any]:
             "seed": median,
             "angles": [round(float(a), 5) for a in where[median]],
         }
-        write_whole(path, json.dumps(result))
+        write_atomically(path, json.dumps(result))
     return result
 
 

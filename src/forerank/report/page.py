@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerank.errors import InputError
+from forerank.files import write_atomically
 from forerank.report.retrieval import retrieval
 from forerank.report.summary import Choice, Section, headline, metrics, training
 from forerank.report.thumbnails import MOST_BYTES
@@ -68,12 +69,7 @@ def write_report(
         sections += retrieval(vectors, codes, table, evaluations, recipe or {}, queries, thumbnail_bytes)
     sections.append(_settings(recipe or {}, versions or {}))
     text = _page(title, lead, notes, [s for s in sections if s.body])
-    from forerank.models.storage import write_atomically
-
-    def fill(file: Path) -> None:
-        file.write_text(text, encoding="utf-8")
-
-    write_atomically(Path(path), fill)
+    write_atomically(Path(path), text)
     return Path(path)
 
 

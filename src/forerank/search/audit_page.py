@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forerank.data.table import BOX_COLUMNS
-from forerank.models.storage import write_atomically
+from forerank.files import write_atomically
 from forerank.report.thumbnails import Thumbnails
 from forerank.search.label_audit import Audit, Found
 
@@ -80,10 +80,7 @@ def write_page(
 {"".join(sections)}</main></body></html>
 """
 
-    def fill(file: Path) -> None:
-        file.write_text(text, encoding="utf-8")
-
-    write_atomically(path, fill)
+    write_atomically(path, text)
 
 
 def _shot(found: Audit, picture: Thumbnails, row: int, kind: str, note: str = "") -> str:

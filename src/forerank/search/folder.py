@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from forerank import files
 from forerank.console import say
 from forerank.errors import InputError
 from forerank.search import generation, hnsw
@@ -69,7 +70,7 @@ class FolderEngine:
             if opened is None:
                 raise InputError(f"there is no index in {self.address}.")
             meta = {**opened.meta, **changes}
-            generation.write_durably(opened.folder / "meta.json", json.dumps(meta, indent=2) + "\n")
+            files.write_atomically(opened.folder / "meta.json", json.dumps(meta, indent=2) + "\n")
             opened.close()
         self.close()
 
@@ -266,7 +267,7 @@ class _FolderUpdate:
             for path in sorted(building.rglob("*"))
             if path.is_file()
         }
-        generation.write_durably(building / "meta.json", json.dumps(meta, indent=2) + "\n")
+        files.write_atomically(building / "meta.json", json.dumps(meta, indent=2) + "\n")
         generation.publish(index, building)
         self._journal.remove()
         self._engine.close()

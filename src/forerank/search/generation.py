@@ -6,13 +6,13 @@ it names is on disk, so a kill at any moment leaves the old state or the new one
 """
 
 import json
-import os
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+from forerank import files
 from forerank.errors import InputError
 from forerank.search.engine import Meta
 from forerank.search.rows import Row
@@ -21,35 +21,6 @@ FORMAT = 1
 CURRENT = "CURRENT"
 AGAIN = "forerank index with --replace builds it anew."
 COLUMNS = "id, path, label, content, size, modified"
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Replace a file by one rename, after its new bytes are on disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_tree(folder: Path) -> None:
-    """Wait until every file below a folder, and every name, is on disk."""
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with (Path(place) / name).open("rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(Path(place))
 
 
 def current(index: Path) -> Path | None:
@@ -68,10 +39,10 @@ def publish(index: Path, built: Path) -> Path:
     before = [int(found.name.rpartition("-")[2]) for found in index.glob("generation-*")]
     number = max(before, default=0) + 1
     target = index / f"generation-{number:06d}"
-    sync_tree(built)
+    files.sync_tree(built)
     built.rename(target)
-    sync_folder(index)
-    write_durably(index / CURRENT, target.name + "\n")
+    files.sync_folder(index)
+    files.write_atomically(index / CURRENT, target.name + "\n")
     sweep(index)
     return target
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerank.data import Table, open_table
+from forerank.data.image_files import image_files
 from forerank.errors import InputError
 
 
@@ -27,6 +28,8 @@ def list_images(source: str | Path | Table, split: str = "all") -> Images:
         table = source
     else:
         place = Path(source).expanduser()
+        if split == "all" and place.is_dir() and any("/" not in path for path in image_files(place)):
+            return _any_folder(place)  # images without a class are searched for too
         try:
             table = open_table(place if place.exists() else str(source))
         except InputError:
@@ -42,9 +45,7 @@ def list_images(source: str | Path | Table, split: str = "all") -> Images:
 
 
 def _any_folder(folder: Path) -> Images:
-    from forerank.models import find_images
-
-    paths = [file.relative_to(folder).as_posix() for file in find_images(folder)]
+    paths = image_files(folder)
     return Images(folder.absolute(), paths, [path.rpartition("/")[0] for path in paths])
 
 

@@ -7,7 +7,6 @@ state are safetensors, the rest is JSON: nothing is unpickled.
 """
 
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from forerank.errors import ForerankError
+from forerank.files import sync_folder, sync_tree, temporary_folder
 
 LAST, BEST = "last", "best"
 
@@ -55,20 +55,16 @@ def write_checkpoint(run: Path, name: str, links: tuple[str, ...], fill: Callabl
     """
     store = run / "checkpoints"
     store.mkdir(parents=True, exist_ok=True)
-    writing, final = store / f".writing-{name}", _unused(store, name)
+    final = _unused(store, name)
     try:
-        shutil.rmtree(writing, ignore_errors=True)
-        writing.mkdir()
-        fill(writing)
-        for path in writing.rglob("*"):
-            _flush(path)
-        _flush(writing)
-        writing.rename(final)
-        _flush(store)
+        with temporary_folder(final) as writing:
+            fill(writing)
+            sync_tree(writing)
+            writing.rename(final)
+        sync_folder(store)
         for link in links:
             _point(run, link, final)
     except (OSError, SafetensorError, ForerankError) as error:
-        shutil.rmtree(writing, ignore_errors=True)
         raise cannot_write(f"a checkpoint in {run}", run, error) from error
     clean_checkpoints(run)
     return final
@@ -85,15 +81,7 @@ def _point(run: Path, link: str, target: Path) -> None:
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target.relative_to(run), target_is_directory=True)
     fresh.replace(run / link)
-    _flush(run)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(run)
 
 
 def clean_checkpoints(run: Path) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from forerank.console import say
 from forerank.data import Table
 from forerank.data.cache import cache_folder
+from forerank.files import write_atomically
 from forerank.models import EmbeddingModel
 from forerank.training.measure import Embedded, Encode, Part, embed
 from forerank.training.processes import Processes, wait_for_all
@@ -96,11 +96,7 @@ def _write(file: Path, embedded: Embedded, table: Table) -> None:
         "features": torch.from_numpy(embedded.vectors),
         "readable": torch.from_numpy(readable.astype(np.uint8)),
     }
-    fresh = file.with_suffix(f".{os.getpid()}.new")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, fresh)
-        fresh.replace(file)
+        write_atomically(file, lambda fresh: save_file(tensors, fresh))
     except (OSError, SafetensorError) as error:
-        fresh.unlink(missing_ok=True)
         say(f"features are not kept for the next run: {error}")

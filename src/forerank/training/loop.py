@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from forerank.console import say
+from forerank.machine import choose_device
 from forerank.training.assemble import Assembly, assemble, build_model
 from forerank.training.baselines import build_loss, joint_loss
 from forerank.training.batches import Batch, Batches
@@ -34,7 +35,7 @@ from forerank.training.large_batch import backward_in_chunks
 from forerank.training.measure import embed, measure
 from forerank.training.optimise import peak_rate, rate_factor, set_rates
 from forerank.training.outcome import Outcome, finished_outcome, measure_after, measure_before
-from forerank.training.prepare import choose_device, complete_recipe, open_parts
+from forerank.training.prepare import complete_recipe, open_parts
 from forerank.training.processes import average_gradients, bar, joined, largest, wait_for_all
 from forerank.training.recipe import Recipe
 from forerank.training.record import RESULTS, Record, claim_run, is_run, refuse_other_run, with_begun_batch

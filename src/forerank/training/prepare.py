@@ -11,6 +11,7 @@ import torch
 from forerank.data import Table, hold_out, merge_classes, noisy_labels, open_table
 from forerank.data.registry import DATA_SETS
 from forerank.errors import InputError
+from forerank.machine import choose_device
 from forerank.models.backbones import is_name, split_names, with_absolute_file
 from forerank.models.embedding import saved_folder
 from forerank.models.storage import saved_spec
@@ -19,26 +20,6 @@ from forerank.training.recipe import Recipe
 
 # Classes in a batch that nobody chose.
 USUAL_CLASSES = 64
-
-
-def choose_device(wanted: str) -> str:
-    """The device a recipe's `device` stands for on this machine.
-
-    >>> choose_device("cpu")
-    'cpu'
-    """
-    if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(wanted).type
-    except RuntimeError as error:
-        raise InputError(f"unknown device {wanted!r}: give cpu, cuda, cuda:1 or mps") from error
-    missing = (kind == "cuda" and not torch.cuda.is_available()) or (
-        kind == "mps" and not torch.backends.mps.is_available()
-    )
-    if missing:
-        raise InputError(f"this machine has no {kind} device that torch can use: give device=cpu")
-    return wanted
 
 
 def open_parts(recipe: Recipe) -> dict[str, Table]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from forerank import __version__
 from forerank.errors import ForerankError, InputError
+from forerank.files import write_atomically
 from forerank.training.board import Board
 from forerank.training.checkpoint import BEST, LAST, cannot_write
 from forerank.training.prepare import with_absolute_paths
@@ -118,10 +119,7 @@ def claim_run(run: Path, recipe: Recipe) -> None:
     if begun_recipe(run) is not None:
         return
     with explain_write_errors(run / RECIPE):
-        run.mkdir(parents=True, exist_ok=True)
-        fresh = run / f".{RECIPE}.new"
-        fresh.write_text(recipe_text(recipe), encoding="utf-8")
-        fresh.replace(run / RECIPE)
+        write_atomically(run / RECIPE, recipe_text(recipe))
 
 
 def read_history(run: Path) -> list[dict[str, Any]]:
@@ -157,9 +155,7 @@ class Record:
         if not processes.first:
             return
         with explain_write_errors(run / METRICS):
-            fresh = run / f".{METRICS}.new"
-            fresh.write_text("".join(_line(row) for row in self.history), encoding="utf-8")
-            fresh.replace(run / METRICS)
+            write_atomically(run / METRICS, "".join(_line(row) for row in self.history))
             self._file = (run / METRICS).open("a", encoding="utf-8")
         self._board = Board(run / "tensorboard", purge_step=step + 1 if step else None)
 
@@ -196,10 +192,8 @@ def _scalars(values: Mapping[str, Any], group: str = "") -> Iterable[tuple[str, 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that the file is the old one or the new one."""
-    fresh = path.with_name(f".{path.name}.new")
     with explain_write_errors(path):
-        fresh.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        fresh.replace(path)
+        write_atomically(path, json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: Path, keys: Iterable[str], advice: str) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 
 from forerank.errors import InputError
+from forerank.machine import choose_device
 from forerank.metrics import Evaluation
 from forerank.models import load_model
 from forerank.training.assemble import encode, open_inputs
 from forerank.training.checkpoint import BEST
 from forerank.training.measure import Embedded, embed, measure
-from forerank.training.prepare import choose_device, open_parts
+from forerank.training.prepare import open_parts
 from forerank.training.processes import Processes, joined
 from forerank.training.recipe import Recipe, load_recipe
 from forerank.training.record import RECIPE, is_run

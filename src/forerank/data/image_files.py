@@ -1,0 +1,101 @@
+"""Which files beneath a folder are images, and which look like pictures but cannot be read."""
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerank.data.decode import image_endings
+from forerank.errors import InputError
+
+_HEIC = ("HEIC", "they are read after: pip install 'forerank[heic]'")
+_VIDEO = ("video", "take single pictures out of them, for instance with ffmpeg")
+_RAW = ("camera RAW", "convert them to JPEG or PNG")
+_LAYERS = ("layered or drawn", "save them as PNG")
+# Ending -> kind of file, what to do. Other files (text, tables, archives) are passed over without a word.
+UNREADABLE = {
+    **dict.fromkeys((".heic", ".heif", ".hif"), _HEIC),
+    ".pdf": ("PDF", "save their pages as images"),
+    **dict.fromkeys((".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".wmv", ".3gp"), _VIDEO),
+    **dict.fromkeys((".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw"), _RAW),
+    **dict.fromkeys((".psd", ".xcf", ".svg", ".ai", ".eps"), _LAYERS),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FolderContent:
+    """What lies beneath a folder, as sorted paths relative to it with forward slashes."""
+
+    images: list[str]
+    unreadable: list[str]  # pictures, pages or films that are left out
+
+    def notes(self) -> tuple[str, ...]:
+        """One sentence for every kind of file that was left out: how many, the first, what to do.
+
+        >>> FolderContent(["a/1.jpg"], ["a/2.pdf", "a/3.pdf"]).notes()
+        ('2 PDF files were left out (the first is a/2.pdf): save their pages as images',)
+        """
+        kinds = [UNREADABLE[os.path.splitext(path)[1].lower()] for path in self.unreadable]  # noqa: PTH122
+        return tuple(
+            f"{number:,} {kind} {'file was' if number == 1 else 'files were'} left out "
+            f"(the first is {self.unreadable[kinds.index((kind, remedy))]}): {remedy}"
+            for (kind, remedy), number in Counter(kinds).items()
+        )
+
+
+def scan_folder(root: Path) -> FolderContent:
+    """Look at every file beneath a folder; nothing is opened.
+
+    Links to files and folders are followed, each folder once. Names that begin with a dot and the folder
+    `__MACOSX`, which macOS puts into archives, are passed over.
+    """
+    endings = image_endings()
+    unreadable = tuple(UNREADABLE.keys() - set(endings))
+    content = FolderContent([], [])
+    seen: set[str] = set()
+    for folder, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:  # a link that leads back
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and f != "__MACOSX")
+        relative = Path(folder).relative_to(root).as_posix()
+        prefix = "" if relative == "." else f"{relative}/"
+        for name in files:
+            lower = name.lower()
+            if lower.startswith("."):
+                continue
+            if lower.endswith(endings):
+                content.images.append(prefix + name)
+            elif lower.endswith(unreadable):
+                content.unreadable.append(prefix + name)
+    content.images.sort()
+    content.unreadable.sort()
+    return content
+
+
+def image_files(root: Path) -> list[str]:
+    """The images beneath a folder, as sorted relative paths: see `scan_folder`."""
+    return scan_folder(root).images
+
+
+def find_images(source: str | Path) -> list[Path]:
+    """The images beneath a folder, sorted, or the single file that was named."""
+    place = Path(source).expanduser()
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise InputError(f"there is no file or folder {source}")
+    content = scan_folder(place)
+    if not content.images:
+        raise no_images(place, content)
+    return [place / path for path in content.images]
+
+
+def no_images(root: Path, content: FolderContent) -> InputError:
+    """The error for a folder without images, with what was left out and why."""
+    known = "" if content.unreadable else f"; known endings: {' '.join(image_endings())}"
+    return InputError(
+        ". ".join((f"there are no image files in {root} or beneath it{known}", *content.notes()))
+    )
