@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from forerank.errors import InputError
-from forerank.losses import PNPLoss, SmoothAPLoss
+from forerank.losses import CrossBatchMemory, PNPLoss, SmoothAPLoss
 from forerank.training import load_recipe, read_history, train
-from forerank.training.baselines import PeerMemory, build_loss, joint_loss
+from forerank.training.baselines import build_loss, joint_loss
 from forerank.training.recipe import Recipe, override
 
 from .conftest import QUICK
@@ -73,13 +73,56 @@ def test_the_bank_of_a_peer_by_hand() -> None:
         def forward(self, embeddings, labels, ref_emb=None, ref_labels=None):  # type: ignore[no-untyped-def]
             return embeddings.sum() if ref_emb is None else ref_emb.sum()
 
-    bank = PeerMemory(Mean(), 3, "mean")
-    ones = torch.ones(2, 1)
-    assert bank(ones, torch.tensor([0, 1]), torch.tensor([5, 6])) == 2
-    assert bank(2 * ones, torch.tensor([0, 1]), torch.tensor([6, 7])) == 4 + 1  # image 6 is in the batch
-    assert bank.rows.tolist() == [5, 6, 7]
-    assert bank(3 * ones, torch.tensor([0, 1]), torch.tensor([8, 9])) == 6 + 1 + 4
-    assert bank.rows.tolist() == [7, 8, 9]
+    bank = CrossBatchMemory(Mean(), 3)
+    ones, labels = torch.ones(2, 1), torch.tensor([0, 1])
+    assert bank(ones, labels, ids=torch.tensor([5, 6])) == 2
+    assert bank(2 * ones, labels, ids=torch.tensor([6, 7])) == 4 + 1  # image 6 is in the batch
+    assert bank.ids.tolist() == [5, 6, 7]
+    assert bank(3 * ones, labels, ids=torch.tensor([8, 9])) == 6 + 1 + 4
+    assert bank.ids.tolist() == [7, 8, 9]
+
+
+def test_a_miner_chooses_the_pairs_by_hand() -> None:
+    """Semi-hard triplets only: farther than the positive, but by less than the margin."""
+    values = ["loss=pml:TripletMarginLoss", "loss.margin=0.2", "loss.miner={name: pml:TripletMarginMiner, "]
+    values = [*values[:2], values[2] + "margin: 0.2, type_of_triplets: semihard}"]
+    loss = build_loss(override(Recipe(), values), classes=2, embedding_dim=2)
+    angles = torch.tensor([0.0, 0.3, 0.4, 1.5])
+    x = torch.stack([angles.cos(), angles.sin()], 1)
+    apart = torch.cdist(x, x)
+    labels = torch.tensor([0, 0, 1, 1])
+    gaps = [
+        float(apart[a, n] - apart[a, p])
+        for a in range(4) for p in range(4) for n in range(4)
+        if a != p and labels[a] == labels[p] != labels[n]
+    ]  # fmt: skip
+    costs = [0.2 - gap for gap in gaps if 0 < gap <= 0.2]
+    assert 0 < len(costs) < len(gaps)
+    assert float(loss(x, labels)) == pytest.approx(sum(costs) / len(costs), rel=1e-4)
+
+
+def test_margin_with_distance_weighted_negatives(images: Path, tmp_path: Path) -> None:
+    values = ["loss=pml:MarginLoss", "loss.miner=pml:DistanceWeightedMiner", "memory=32"]
+    train(load_recipe(images, [*QUICK, *values, "report=false", "steps=4", "every=2"]), tmp_path / "run")
+    history = read_history(tmp_path / "run")
+    assert all(torch.isfinite(torch.tensor(row["loss"])) for row in history if "loss" in row)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (["loss=pml:MarginLoss", "loss.miner=pml:DistanceWeightMiner"], "did you mean 'DistanceWeightedMiner'"),
+        (["loss=pml:MarginLoss", "loss.miner={name: pml:PairMarginMiner, pos_margn: 1}"], "did you mean 'pos_margin'"),
+        (["loss=pml:MarginLoss", "loss.miner=DistanceWeightedMiner"], "written pml:NAME"),
+        (["loss=PNP-Dq", "loss.miner=pml:DistanceWeightedMiner"], "PNP-Dq takes no miner"),
+        (["loss=pml:PNPLoss", "loss.miner=pml:PairMarginMiner"], "takes no miner"),
+        (["loss=pml:RankedListLoss", "loss.margin=1", "loss.Tn=1", "loss.miner=pml:PairMarginMiner"], "takes no miner"),
+    ],
+)  # fmt: skip
+def test_a_miner_that_cannot_work_is_refused(values: list[str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence) as caught:
+        build_loss(override(Recipe(), values), classes=4, embedding_dim=8)
+    assert "\n" not in str(caught.value)
 
 
 def test_the_histogram_has_room_for_equal_images() -> None:

@@ -64,7 +64,7 @@ def test_a_row_finds_others_and_not_itself(client, index):
 def test_penalties_are_those_of_the_whole_ranking(client, index):
     rows, vectors = next(iter(index.engine.scan()))
     labels = np.array([row.label for row in rows])
-    for loss in ("Dq", "O", "AP"):
+    for loss in ("Dq", "PNP-O", "Smooth-AP"):
         answer = client.get("/api/rows/30/penalties", params={"loss": loss, "shown": 9}).json()
         expected = rank_query(vectors, labels, 30, derivative(loss), shown=9)
         assert [place["id"] for place in answer["ranking"]] == expected.rows.tolist()
@@ -72,9 +72,9 @@ def test_penalties_are_those_of_the_whole_ranking(client, index):
         np.testing.assert_allclose([p["charge"] for p in answer["ranking"]], expected.charges, rtol=1e-6)
         assert answer["positives_below"] == expected.hidden_positives
         assert "<svg" in answer["figure"]
-    wrong = client.get("/api/rows/30/penalties", params={"loss": "dq"})
+    wrong = client.get("/api/rows/30/penalties", params={"loss": "pnp-dqq"})
     assert wrong.status_code == 400
-    assert "did you mean 'Dq'" in wrong.json()["error"]
+    assert "did you mean 'PNP-Dq'" in wrong.json()["error"]
 
 
 def test_pictures_are_small_or_large_and_cached(client):

@@ -176,7 +176,7 @@ def test_penalties(open_page, site):
     page.wait_for_selector("#figure svg")
     before = page.inner_html("#figure")
     photograph(page, "search-penalties")
-    page.select_option("#loss", "O")
+    page.select_option("#loss", "PNP-O")
     page.wait_for_function("before => { const now = document.getElementById('figure').innerHTML;"
                            " return now.includes('<svg') && now !== before; }", arg=before)  # fmt: skip
     assert page.locator("#figure image").count() == 15

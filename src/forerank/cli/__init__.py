@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from inspect import signature
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -33,7 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "export": ("forerank.cli.export:export", "Write a model as ONNX, checked against torch."),
     "index": ("forerank.cli.index:index", "Embed images into an index that can be searched."),
-    "losses": ("forerank.cli.losses:app", "List the losses; plot one you write down as a derivative."),
+    "losses": ("forerank.cli.losses:app", "List or describe the losses; plot one from its derivative."),
     "models": ("forerank.cli.models:app", "The backbones that a string can name."),
     "paper": ("forerank.cli.paper:app", "The paper's tables and figures by name, published beside measured."),
     "recipe": ("forerank.cli.recipe:app", "The recipes that come with Forerank; every value of one."),
@@ -110,8 +111,12 @@ def _refuse_unknown_part(app: "App", words: list[str]) -> None:
     where, _ = VERBS.get(words[0], ("", "")) if words else ("", "")
     if len(words) < 2 or words[1].startswith("-") or not where.endswith(":app"):
         return
-    valid = [name for name in app[words[0]] if not name.startswith("-")]
-    if words[1] not in valid:
+    part = app[words[0]]
+    takes_a_word = part.default_command is not None and any(
+        p.kind is p.POSITIONAL_ONLY for p in signature(part.default_command).parameters.values()
+    )
+    valid = [name for name in part if not name.startswith("-")]
+    if words[1] not in valid and not takes_a_word:
         raise unknown(f"command of forerank {words[0]}", words[1], valid)
 
 

@@ -1,4 +1,4 @@
-"""`forerank losses`: what there is to minimise, and what a derivative of one's own would look like."""
+"""`forerank losses`: list and describe the losses, and draw the loss of a derivative that you write down."""
 
 import math
 from pathlib import Path
@@ -10,31 +10,47 @@ from forerank.errors import InputError
 
 app = App(
     name="losses",
-    help="List the losses; plot one you write down as a derivative.",
+    help="List or describe the losses; plot one that you write down as a derivative.",
     help_epilogue='Examples: forerank losses    forerank losses plot "1/(1+R)**2" --out mine.png',
     help_format="plaintext",
 )
 
 
 @app.default
-def list_losses(*, json: bool = False) -> None:
+def list_losses(name: str | None = None, /, *, json: bool = False) -> None:
     """List every loss with its formula and derivative in R, the negatives that stand before a positive.
+
+    With a name: formula, derivative, arguments with their defaults, and what the loss is for.
 
     Example: forerank losses
 
+    Example: forerank losses PNP-Dq
+
     Parameters
     ----------
+    name
+        A loss to describe; all are listed without one.
     json
         Print for a machine.
     """
-    from forerank.losses.registry import describe_losses
+    from forerank.losses import find_loss, known_losses
 
-    rows = describe_losses()
-    if json:
-        print_json(rows)
+    if name is None:
+        rows = [loss.describe() for loss in known_losses().values()]
+        header = ["name", "formula", "derivative"]
+        if json:
+            print_json(rows)
+        else:
+            print(format_table(header, [[row[column] for column in header] for row in rows]))
         return
-    header = ["name", "formula", "derivative"]
-    print(format_table(header, [[row[column] for column in header] for row in rows]))
+    loss = find_loss(name)
+    row = loss.describe()
+    if json:
+        print_json(row)
+        return
+    print("\n".join(f"{key:<11}{text}" for key, text in row.items()))
+    if loss.documentation:
+        print(f"\n{loss.documentation}")
 
 
 @app.command
@@ -76,11 +92,11 @@ def plot(
 
 def _numbers(texts: list[str]) -> dict[str, float]:
     """From ["a=6"] to {"a": 6.0}."""
-    found = {}
+    numbers = {}
     for text in texts:
         name, _, number = text.partition("=")
         try:
-            found[name.strip()] = float(number)
+            numbers[name.strip()] = float(number)
         except ValueError as error:
             raise InputError(f"a parameter is written name=number, not {text!r}.") from error
-    return found
+    return numbers

@@ -170,7 +170,7 @@ def ranking(
         run_folder: a run of `forerank train` or of this command.
         query: number of the test image.
         out: where to write, .png and .svg are added.
-        loss: whose penalties: O, Iu, Ib, Ds, Dq or AP.
+        loss: whose penalties; see: forerank losses.
         shown: length of the list.
         json: one JSON document instead of a table.
     """

@@ -3,12 +3,34 @@
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from forerank.errors import InputError, unknown
 from forerank.ranking.soft import LinearTail
 
 Tail = LinearTail | Mapping[str, float] | bool | None
+
+
+# The arguments that losses share, written down once: a loss takes those that mean something to it as
+# `**shared: Unpack[...]` and hands them on. `RankingLoss` says what each one means and its default.
+class Shared(TypedDict, total=False):
+    """Of every loss."""
+
+    count_self: bool
+    gather: bool
+    chunk_size: int | None
+
+
+class Softened(Shared, total=False):
+    """Of a loss whose counts are softened by a sigmoid."""
+
+    temperature: float
+
+
+class SoftenedWithTail(Softened, total=False):
+    """Of a loss where the sigmoid may also continue along a line."""
+
+    linear_tail: Tail
 
 
 def check_number(name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf) -> float:

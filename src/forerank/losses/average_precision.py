@@ -1,8 +1,12 @@
 """Average precision, softened: the losses that the PNP paper argues with."""
 
+from typing import Unpack
+
 from torch import Tensor
 
+from forerank.losses.arguments import Softened
 from forerank.losses.base import RankingLoss
+from forerank.losses.named import NamedLoss
 from forerank.ranking.soft import LinearTail
 
 
@@ -47,7 +51,7 @@ class SupAPLoss(SmoothAPLoss):
     Args:
         start: gap in similarity from which the line is taken.
         slope: of the line, per unit of similarity.
-        temperature, count_self, gather, chunk_size: see `RankingLoss`.
+        shared: temperature, count_self, gather, chunk_size; see `RankingLoss`.
 
     Example:
         >>> import torch
@@ -67,19 +71,21 @@ class SupAPLoss(SmoothAPLoss):
         *,
         start: float = 0.05,
         slope: float = 100.0,
-        temperature: float = 0.01,
-        count_self: bool = False,
-        gather: bool = False,
-        chunk_size: int | None = None,
+        **shared: Unpack[Softened],
     ) -> None:
-        super().__init__(
-            temperature=temperature,
-            count_self=count_self,
-            linear_tail=LinearTail(start, slope, jump=0.5),
-            gather=gather,
-            chunk_size=chunk_size,
-        )
+        super().__init__(linear_tail=LinearTail(start, slope, jump=0.5), **shared)
 
     def penalty(self, negatives: Tensor, positives: Tensor, number: Tensor) -> tuple[Tensor, Tensor, None]:
         cost, slope, _ = super().penalty(negatives, positives, number)
         return cost, slope, None
+
+
+LOSSES = (
+    NamedLoss("Smooth-AP", SmoothAPLoss, "R_N / (1 + R_P + R_N)", "(1 + R_P) / (1 + R_P + R_N)^2"),
+    NamedLoss(
+        "Sup-AP",
+        SupAPLoss,
+        "R_N / (1 + R_P + R_N), R_P hard, R_N above",
+        "(1 + R_P) / (1 + R_P + R_N)^2",
+    ),
+)

@@ -1,5 +1,6 @@
 """A bank of recent embeddings, so that a small batch is ranked among many."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -14,15 +15,19 @@ NO_IMAGE = -1  # stands for "which image this was is not known"
 
 
 class CrossBatchMemory(nn.Module):
-    """Rank each batch together with the last `size` embeddings of earlier batches.
+    """Compare each batch with the last `size` embeddings of earlier batches too.
 
-    Stored embeddings are ranked but get no gradient. They are keyed by image: while an image is in the batch
-    its stored copy is set aside, so that it never competes with itself, and then replaced. Only training
-    mode stores, and no row with NaN or infinity. The bank is part of `state_dict`. With a loss that gathers,
-    all processes keep the same, joint bank.
+    A loss of ours ranks the batch and what is stored together. A loss of pytorch-metric-learning, or any
+    other that takes `ref_emb` and `ref_labels`, gives the sum of two: within the batch, and between the
+    batch and what is stored.
+
+    Stored embeddings get no gradient. They are keyed by image: while an image is in the batch its stored
+    copy is set aside, so that it never competes with itself, and then replaced. Only training mode stores,
+    and no row with NaN or infinity. The bank is part of `state_dict`. With a loss that gathers, all
+    processes keep the same, joint bank.
 
     Args:
-        loss: any loss of `forerank.losses`.
+        loss: any loss of `forerank.losses`, or one that takes `ref_emb` and `ref_labels`.
         size: how many embeddings to keep; the oldest go first.
 
     Shape:
@@ -44,10 +49,12 @@ class CrossBatchMemory(nn.Module):
     labels: Tensor
     ids: Tensor
 
-    def __init__(self, loss: RankingLoss, size: int = 1024) -> None:
+    def __init__(self, loss: nn.Module, size: int = 1024) -> None:
         super().__init__()
-        if not isinstance(loss, RankingLoss):
-            raise TypeError(f"loss must be a ranking loss of forerank, not {type(loss).__name__}.")
+        if not {"ref_emb", "ref_labels"} <= inspect.signature(loss.forward).parameters.keys():
+            raise TypeError(
+                f"loss must be a ranking loss or take ref_emb and ref_labels, not {type(loss).__name__}."
+            )
         self.loss, self.size = loss, check_count("size", size)
         self.clear()
 
@@ -78,7 +85,7 @@ class CrossBatchMemory(nn.Module):
         labels = integer_labels(labels, embeddings.device, "in a memory bank")
         images = self._images(ids, embeddings)
         fresh, fresh_labels = embeddings.detach(), labels
-        if self.loss.gather and world_size() > 1:
+        if isinstance(self.loss, RankingLoss) and self.loss.gather and world_size() > 1:
             (fresh, _), (fresh_labels, _), (images, _) = map(gather_rows, (fresh, fresh_labels, images))
 
         stored, stored_labels, stored_images = (x.to(embeddings.device) for x in self._buffers_now())
@@ -88,10 +95,7 @@ class CrossBatchMemory(nn.Module):
             )
         others = ~torch.isin(stored_images, images) | (stored_images == NO_IMAGE)
         stored, stored_labels, stored_images = stored[others], stored_labels[others], stored_images[others]
-        if len(stored):
-            loss: Tensor = self.loss.rank(embeddings, labels, stored, stored_labels, gather_references=False)
-        else:
-            loss = self.loss(embeddings, labels)
+        loss = self._loss_among(embeddings, labels, stored, stored_labels)
         if self.training:
             # A faulty row spoils the loss of its own step; stored, it would spoil every step until it left.
             sound = _last_of_each(images) & fresh.isfinite().all(1)
@@ -99,6 +103,19 @@ class CrossBatchMemory(nn.Module):
             self.embeddings = torch.cat([stored, fresh] if len(stored) else [fresh])[-self.size :]
             self.labels = torch.cat([stored_labels, fresh_labels[sound]])[-self.size :]
             self.ids = torch.cat([stored_images, images[sound]])[-self.size :]
+        return loss
+
+    def _loss_among(
+        self, embeddings: Tensor, labels: Tensor, stored: Tensor, stored_labels: Tensor
+    ) -> Tensor:
+        """The loss of the batch (N, D) together with what is stored (K, D)."""
+        if len(stored) and isinstance(self.loss, RankingLoss):
+            loss: Tensor = self.loss.rank(embeddings, labels, stored, stored_labels, gather_references=False)
+            return loss
+        loss = self.loss(embeddings, labels)
+        if len(stored):
+            references = stored.to(embeddings.dtype)
+            loss = loss + self.loss(embeddings, labels, ref_emb=references, ref_labels=stored_labels)
         return loss
 
     def _buffers_now(self) -> tuple[Tensor, Tensor, Tensor]:

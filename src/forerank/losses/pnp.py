@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
 
 from forerank.errors import unknown
-from forerank.losses.arguments import Tail, check_number
+from forerank.losses.arguments import SoftenedWithTail, check_number
 from forerank.losses.base import RankingLoss
+from forerank.losses.named import NamedLoss
 
 if TYPE_CHECKING:
     from forerank.losses.design import Derivative, Design
@@ -98,7 +100,7 @@ class PNPLoss(RankingLoss):
             before them, which is what makes them robust; Dq is the paper's best.
         alpha: of Dq, at least 1.
         b: of Ib, positive.
-        temperature, count_self, linear_tail, gather, chunk_size: see `RankingLoss`.
+        shared: temperature, count_self, linear_tail, gather, chunk_size; see `RankingLoss`.
 
     Shape:
         embeddings (N, D), labels (N,) to a scalar.
@@ -121,19 +123,9 @@ class PNPLoss(RankingLoss):
         *,
         alpha: float = 4.0,
         b: float = 2.0,
-        temperature: float = 0.01,
-        count_self: bool = False,
-        linear_tail: Tail = None,
-        gather: bool = False,
-        chunk_size: int | None = None,
+        **shared: Unpack[SoftenedWithTail],
     ) -> None:
-        super().__init__(
-            temperature=temperature,
-            count_self=count_self,
-            linear_tail=linear_tail,
-            gather=gather,
-            chunk_size=chunk_size,
-        )
+        super().__init__(**shared)
         if not isinstance(variant, str) or variant not in VARIANTS:
             raise unknown("PNP variant", variant, VARIANTS)
         self.variant = variant
@@ -146,11 +138,7 @@ class PNPLoss(RankingLoss):
         derivative: "Derivative",
         *,
         parameters: Mapping[str, float] | None = None,
-        temperature: float = 0.01,
-        count_self: bool = False,
-        linear_tail: Tail = None,
-        gather: bool = False,
-        chunk_size: int | None = None,
+        **shared: Unpack[SoftenedWithTail],
     ) -> "PNPLoss":
         """The loss whose derivative in R is given: the paper's design method.
 
@@ -160,7 +148,7 @@ class PNPLoss(RankingLoss):
                 it is never run as code. `loss.design` tells what was found: closed form or numerical with its
                 error, increasing or decreasing, bounded or not.
             parameters: numbers for other names in the formula.
-            temperature, count_self, linear_tail, gather, chunk_size: see `RankingLoss`.
+            shared: temperature, count_self, linear_tail, gather, chunk_size; see `RankingLoss`.
 
         >>> loss = PNPLoss.from_derivative("b/(1 + R)", parameters={"b": 3})
         >>> print(loss.design.describe())
@@ -169,13 +157,7 @@ class PNPLoss(RankingLoss):
         """
         from forerank.losses.design import design
 
-        loss = cls(
-            temperature=temperature,
-            count_self=count_self,
-            linear_tail=linear_tail,
-            gather=gather,
-            chunk_size=chunk_size,
-        )
+        loss = cls(**shared)
         loss.variant, loss.design = "designed", design(derivative, parameters)
         return loss
 
@@ -197,3 +179,17 @@ class PNPLoss(RankingLoss):
         if self.design is not None:
             shown += f", derivative={self.design.derivative}, loss={self.design.formula}"
         return f"{shown}, {super().extra_repr()}"
+
+
+def _named(variant: str) -> NamedLoss:
+    curve = VARIANTS[variant](4.0, 2.0)
+    letter, _, rest = variant.partition("_")
+    label = f"PNP-{letter[0]}$_{letter[1]}$" if len(letter) == 2 else f"PNP-{letter}"
+    label += f" {rest}" if rest else ""
+    return NamedLoss(f"PNP-{variant}", partial(PNPLoss, variant), curve.formula, curve.derivative, label)
+
+
+LOSSES = (
+    *(_named(variant) for variant in VARIANTS),
+    NamedLoss("PNP", PNPLoss.from_derivative, "integral of the derivative", "your own, such as 1/(1+R)**2"),
+)

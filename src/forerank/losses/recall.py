@@ -1,13 +1,15 @@
 """Recall at k, softened."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from forerank.errors import InputError
-from forerank.losses.arguments import Tail, check_count, check_number
+from forerank.losses.arguments import SoftenedWithTail, check_count, check_number
 from forerank.losses.base import RankingLoss
+from forerank.losses.named import NamedLoss
 
 
 class RecallAtKLoss(RankingLoss):
@@ -19,7 +21,7 @@ class RecallAtKLoss(RankingLoss):
     Args:
         ks: the ranks to cut at.
         rank_temperature: of the cut.
-        temperature, count_self, linear_tail, gather, chunk_size: see `RankingLoss`.
+        shared: temperature, count_self, linear_tail, gather, chunk_size; see `RankingLoss`.
 
     Shape:
         embeddings (N, D), labels (N,) to a scalar.
@@ -40,19 +42,9 @@ class RecallAtKLoss(RankingLoss):
         *,
         ks: Sequence[int] = (1, 2, 4, 8, 16),
         rank_temperature: float = 1.0,
-        temperature: float = 0.01,
-        count_self: bool = False,
-        linear_tail: Tail = None,
-        gather: bool = False,
-        chunk_size: int | None = None,
+        **shared: Unpack[SoftenedWithTail],
     ) -> None:
-        super().__init__(
-            temperature=temperature,
-            count_self=count_self,
-            linear_tail=linear_tail,
-            gather=gather,
-            chunk_size=chunk_size,
-        )
+        super().__init__(**shared)
         if not isinstance(ks, Sequence) or not ks:
             raise InputError(f"ks must be a sequence of ranks to cut at, not {ks!r}.")
         self.ks = tuple(check_count("each of ks", k) for k in ks)
@@ -70,3 +62,13 @@ class RecallAtKLoss(RankingLoss):
 
     def extra_repr(self) -> str:
         return f"ks={self.ks}, rank_temperature={self.rank_temperature}, {super().extra_repr()}"
+
+
+LOSSES = (
+    NamedLoss(
+        "Recall@k",
+        RecallAtKLoss,
+        "1 - sigmoid((k - 1 - R_P - R_N) / t) |P| / min(k, |P|)",
+        "that of the sigmoid",
+    ),
+)

@@ -1,29 +1,65 @@
-"""Losses by name, for recipes and the command line."""
+"""Losses by name, for recipes, the command line and figures."""
 
-import inspect
-from collections.abc import Callable
-from functools import partial
+import warnings
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any
 
-from forerank.errors import InputError, unknown
-from forerank.losses.average_precision import SmoothAPLoss, SupAPLoss
+from forerank.errors import ForerankWarning, unknown
 from forerank.losses.base import RankingLoss
-from forerank.losses.pnp import VARIANTS, PNPLoss
-from forerank.losses.recall import RecallAtKLoss
+from forerank.losses.named import REQUIRED, NamedLoss
 
-# Name -> what builds it from keyword arguments.
-LOSSES: dict[str, Callable[..., RankingLoss]] = {
-    **{f"PNP-{variant}": partial(PNPLoss, variant) for variant in VARIANTS},
-    "PNP": PNPLoss.from_derivative,
-    "Smooth-AP": SmoothAPLoss,
-    "Sup-AP": SupAPLoss,
-    "Recall@k": RecallAtKLoss,
+# Each of these files ends in its `LOSSES`. To add a loss, write such a file and name it here.
+FILES = (
+    "pnp",
+    "average_precision",
+    "recall",
+)
+# An installed package brings losses of its own by an entry point of this group that names a `NamedLoss`.
+ENTRY_POINTS = "forerank.losses"
+
+LOSSES: dict[str, NamedLoss] = {
+    loss.name: loss for file in FILES for loss in import_module(f"forerank.losses.{file}").LOSSES
 }
 """The losses by name. `create_loss` and recipes look a name up here; a new entry adds a loss."""
 
 
+def known_losses() -> dict[str, NamedLoss]:
+    """`LOSSES`, with those of installed packages.
+
+    >>> [*known_losses()][:3]
+    ['PNP-O', 'PNP-Iu', 'PNP-Iu_exact']
+    """
+    _add_installed_losses()
+    return LOSSES
+
+
+def loss_names() -> list[str]:
+    """The losses that need no argument, such as the penalties of a ranked list can be drawn for.
+
+    >>> "PNP-Dq" in loss_names(), "PNP" in loss_names()
+    (True, False)
+    """
+    return [name for name, loss in known_losses().items() if REQUIRED not in loss.arguments.values()]
+
+
+def find_loss(name: str) -> NamedLoss:
+    """A loss by its name in any case; the PNP losses also by the name of their variant.
+
+    >>> find_loss("smooth-ap").name, find_loss("Dq").name
+    ('Smooth-AP', 'PNP-Dq')
+    """
+    losses = known_losses()
+    names = {known.removeprefix("PNP-").casefold(): known for known in losses}
+    names |= {known.casefold(): known for known in losses}
+    if str(name).casefold() not in names:
+        raise unknown("loss", name, losses)
+    return losses[names[str(name).casefold()]]
+
+
 def create_loss(name: str, **arguments: Any) -> RankingLoss:
-    """Build a loss from its name, in any case, refusing names and arguments that do not exist.
+    """Build a loss from its name, refusing names and arguments that do not exist.
 
     >>> create_loss("smooth-ap", temperature=0.02).temperature
     0.02
@@ -33,52 +69,25 @@ def create_loss(name: str, **arguments: Any) -> RankingLoss:
     Traceback (most recent call last):
     forerank.errors.InputError: unknown argument of PNP-Dq 'tempreature': did you mean 'temperature'? ...
     """
-    names = {known.casefold(): known for known in LOSSES}
-    found = names.get(str(name).casefold())
-    if found is None:
-        raise unknown("loss", name, LOSSES)
-    valid = accepted_arguments(found)
-    for argument in arguments:
-        if argument not in valid:
-            raise unknown(f"argument of {found}", argument, valid)
-    missing = [argument for argument, required in valid.items() if required and argument not in arguments]
-    if missing:
-        raise InputError(f"the loss {found} needs the argument {missing[0]!r}.")
-    return LOSSES[found](**arguments)
+    return find_loss(name).create(**arguments)
 
 
-def accepted_arguments(name: str) -> dict[str, bool]:
-    """Argument -> whether it must be given.
-
-    >>> [*accepted_arguments("Smooth-AP")]
-    ['temperature', 'count_self', 'linear_tail', 'gather', 'chunk_size']
-    """
-    parameters = inspect.signature(LOSSES[name]).parameters.values()
-    return {p.name: p.default is p.empty for p in parameters if p.kind is not p.VAR_KEYWORD}
-
-
-# What PNP-style curves do not cover. R_P and R_N: positives and negatives before a positive.
-FORMULAS = {
-    "PNP": ("integral of the derivative", "yours, such as 1/(1+R)**2"),
-    "Smooth-AP": ("R_N / (1 + R_P + R_N)", "(1 + R_P) / (1 + R_P + R_N)^2"),
-    "Sup-AP": ("R_N / (1 + R_P + R_N), R_P hard, R_N above", "(1 + R_P) / (1 + R_P + R_N)^2"),
-    "Recall@k": ("1 - sigmoid((k - 1 - R_P - R_N) / t) |P| / min(k, |P|)", "that of the sigmoid"),
-}
-
-
-def describe_losses() -> list[dict[str, str]]:
-    """Every loss as a row: name, formula, derivative, arguments.
-
-    >>> describe_losses()[4]["name"], describe_losses()[4]["derivative"]
-    ('PNP-Ds', '1 / (1 + R)')
-    """
-    rows = []
-    for name in LOSSES:
-        if name in FORMULAS:
-            formula, derivative = FORMULAS[name]
+@cache
+def _add_installed_losses() -> None:
+    """Only when a loss is asked for: the packages import this one themselves."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            loss = entry.load()
+        except Exception as error:  # somebody else's code must not keep every other loss from working
+            _warn(f"the loss {entry.name!r} ({entry.value}) cannot be loaded and is left out: {error}")
+            continue
+        if not isinstance(loss, NamedLoss):
+            _warn(f"the loss {entry.name!r} ({entry.value}) is not a NamedLoss and is left out.")
+        elif loss.name in LOSSES:
+            _warn(f"the loss {loss.name!r} of {entry.value} is left out: there is one of that name already.")
         else:
-            curve = VARIANTS[name.removeprefix("PNP-")](4.0, 2.0)
-            formula, derivative = curve.formula, curve.derivative
-        arguments = ", ".join(accepted_arguments(name))
-        rows.append({"name": name, "formula": formula, "derivative": derivative, "arguments": arguments})
-    return rows
+            LOSSES[loss.name] = loss
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, ForerankWarning, stacklevel=3)

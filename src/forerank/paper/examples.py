@@ -102,7 +102,7 @@ def draw_ranking(
         vectors,
         table.label_ids,
         query,
-        derivative("AP" if variant in ("AP", "SmoothAP", "Smooth-AP") else variant),
+        derivative(variant),
         shown=shown,
         gallery_ids=np.flatnonzero(table.is_gallery),
         ignore=table.sequence,

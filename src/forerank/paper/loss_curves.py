@@ -1,5 +1,6 @@
 """Figures of the losses as functions of R: the five variants with derivatives, and Dq against AP."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ from forerank.report.penalties import derivative
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# As mathematics; every other loss is drawn with the formula and the derivative of its registry entry.
 FORMULAS = {
     "O": ("$R$", "$1$"),
     "Iu": ("$(1+R)\\,\\log(1+R)$", "$1+\\log(1+R)$"),
@@ -19,22 +21,33 @@ FORMULAS = {
 }
 
 
-def draw_variants(drawing: "Figure", *, alpha: float = 4.0, b: float = 2.0, largest: float = 10.0) -> None:
-    """A column a variant: the loss above, its derivative below.
+def draw_variants(
+    drawing: "Figure",
+    variants: Sequence[str] = tuple(FORMULAS),
+    *,
+    alpha: float = 4.0,
+    b: float = 2.0,
+    largest: float = 10.0,
+) -> None:
+    """One column per loss: the loss above, its derivative below; any loss of `forerank losses` can be drawn.
 
-    The losses are the ones that train (`forerank.losses`); the derivatives are the written formulas, and the
-    tests hold one against the other.
+    Losses and derivatives are the ones that train (`forerank.losses`), with no positives before.
     """
     import torch
 
-    from forerank.losses.pnp import VARIANTS
+    from forerank.losses import find_loss
 
     counts = np.linspace(0, largest, 401)
-    axes = drawing.subplots(2, 5, sharex=True)
-    for column, (variant, (loss_text, slope_text)) in enumerate(FORMULAS.items()):
-        slope = derivative(variant, alpha=alpha, b=b)(counts, np.zeros_like(counts))
+    axes = drawing.subplots(2, len(variants), sharex=True, squeeze=False)
+    for column, variant in enumerate(variants):
+        named = find_loss(variant)
+        loss_text, slope_text = FORMULAS.get(variant, (named.formula, named.derivative))
+        constants = {name: x for name, x in {"alpha": alpha, "b": b}.items() if name in named.arguments}
+        negatives = torch.from_numpy(counts)
+        value, slope, _ = named.create(**constants).penalty(
+            negatives, torch.zeros_like(negatives), torch.ones(())
+        )
         top, bottom = axes[0, column], axes[1, column]
-        value = VARIANTS[variant](alpha, b).value(torch.from_numpy(counts)).numpy()
         top.plot(counts, value, color=COLOURS[variant])
         bottom.plot(counts, slope, color=COLOURS[variant])
         top.set_title(f"{NAMES[variant]}\n{loss_text}")
@@ -78,7 +91,7 @@ def draw_ap_gradients(drawing: "Figure", *, alpha: float = 2.0, largest: float =
             counts, dq / dq[0] if scale else dq, color=COLOURS["Dq"], label=f"{NAMES['Dq']}, α = {alpha:g}"
         )
         for positives, colour in enumerate(greens):
-            slope = derivative("AP")(counts, np.full_like(counts, positives))
+            slope = derivative("Smooth-AP")(counts, np.full_like(counts, positives))
             axis.plot(
                 counts,
                 slope / slope[0] if scale else slope,

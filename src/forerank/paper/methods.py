@@ -33,7 +33,7 @@ METHODS: dict[str, Method] = {
     "Dq": Method(("loss=PNP-Dq",)),
     "Smooth-AP": Method(("loss=Smooth-AP",)),
     "Histogram": Method(("loss=pml:HistogramLoss",)),
-    "Margin": Method(("loss=pml:MarginLoss",), "without its distance-weighted miner"),
+    "Margin": Method(("loss=pml:MarginLoss", "loss.miner=pml:DistanceWeightedMiner")),
     "FastAP": Method(("loss=pml:FastAPLoss",)),
     "SoftTriple": Method(("loss=pml:SoftTripleLoss",)),
     "Contrastive with memory": Method(("loss=pml:ContrastiveLoss", "loss.memory=1024")),
@@ -42,7 +42,13 @@ METHODS: dict[str, Method] = {
         ("loss=pml:ProxyNCALoss", "loss.options.softmax_scale=9", "model.layer_norm=true"),
         "its temperature and layer norm, without its max pooling",
     ),
-    "Triplet": Method(("loss=pml:TripletMarginLoss",), "all triplets of the batch"),
+    "Triplet": Method(
+        (
+            "loss=pml:TripletMarginLoss",
+            "loss.miner={name: pml:TripletMarginMiner, type_of_triplets: semihard}",
+        ),
+        "semi-hard triplets",
+    ),
     "Divide & Conquer": Method((), _ABSENT),
     "MIC": Method((), _ABSENT),
     "RankMI": Method((), _ABSENT),

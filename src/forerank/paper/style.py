@@ -1,6 +1,6 @@
-"""How the figures of this room look: one colour a loss, and every figure saved as PNG and SVG."""
+"""How the figures of this room look: one colour per loss, and every figure saved as PNG and SVG."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,23 +9,47 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Decreasing derivatives are cool, increasing ones warm, so that the two families can be told at a glance.
-COLOURS = {
-    "O": "#5f6368",
-    "Iu": "#d1495b",
-    "Ib": "#e8871e",
-    "Ds": "#3f88c5",
-    "Dq": "#0b3c8c",
+PAPERS_COLOURS = {
+    "PNP-O": "#5f6368",
+    "PNP-Iu": "#d1495b",
+    "PNP-Ib": "#e8871e",
+    "PNP-Ds": "#3f88c5",
+    "PNP-Dq": "#0b3c8c",
     "Smooth-AP": "#2a9d63",
 }
-# What the paper calls each, for axes and legends.
-NAMES = {
-    "O": "PNP-O",
-    "Iu": "PNP-I$_u$",
-    "Ib": "PNP-I$_b$",
-    "Ds": "PNP-D$_s$",
-    "Dq": "PNP-D$_q$",
-    "Smooth-AP": "Smooth-AP",
-}
+# Every other loss takes one of these by its place in the registry.
+OTHER_COLOURS = ("#7b4fa3", "#00838f", "#a0522d", "#c2185b", "#6b8e23", "#455a64")
+
+
+class OfEachLoss(dict[str, str]):
+    """Something of each loss by its name, from the registry when it is first asked for."""
+
+    def __init__(self, find: Callable[[str], str]) -> None:
+        super().__init__()
+        self.find = find
+
+    def __missing__(self, name: str) -> str:
+        self[name] = self.find(name)
+        return self[name]
+
+
+def _colour(name: str) -> str:
+    from forerank.losses import find_loss, known_losses
+
+    known = find_loss(name).name
+    others = [other for other in known_losses() if other not in PAPERS_COLOURS]
+    return PAPERS_COLOURS.get(known) or OTHER_COLOURS[others.index(known) % len(OTHER_COLOURS)]
+
+
+def _label(name: str) -> str:
+    from forerank.losses import find_loss
+
+    loss = find_loss(name)
+    return loss.label or loss.name
+
+
+COLOURS = OfEachLoss(_colour)
+NAMES = OfEachLoss(_label)  # for axes and legends
 CLASS_COLOURS = ("#0b3c8c", "#e8871e", "#2a9d63", "#d1495b")
 
 

@@ -5,37 +5,35 @@ negative therefore pays the sum over the positives after it: the more positives 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError
 
 Floats = NDArray[np.float64]
 Derivative = Callable[[Floats, Floats], Floats]
 
-VARIANTS = ("O", "Iu", "Iu_exact", "Ib", "Ds", "Dq", "AP")
 
+def derivative(name: str = "PNP-Dq", **arguments: Any) -> Derivative:
+    """The derivative f'(R, P) of any loss of `forerank losses`, on arrays over the positives of one query.
 
-def derivative(variant: str = "Dq", *, alpha: float = 4.0, b: float = 2.0) -> Derivative:
-    """The derivative f'(R, P) of one of our losses by its name ("AP" is Smooth-AP), on arrays.
+    R counts the negatives and P the positives before a positive; the PNP losses do not look at P.
 
-    R counts the negatives and P the positives before a positive; only "AP" looks at P.
-
-    >>> float(derivative("Dq", alpha=4)(np.array(1.0), np.array(0.0)))
+    >>> float(derivative("PNP-Dq", alpha=4)(np.array(1.0), np.array(0.0)))
     0.125
     """
-    if variant not in VARIANTS:
-        raise unknown("loss variant", variant, VARIANTS)
     import torch
 
-    from forerank.losses import PNPLoss, SmoothAPLoss
+    from forerank.losses import create_loss
 
-    loss = SmoothAPLoss() if variant == "AP" else PNPLoss(variant, alpha=alpha, b=b)
+    loss = create_loss(name, **arguments)
 
     def slope(negatives: Floats, positives: Floats) -> Floats:
         before, same = (torch.as_tensor(np.asarray(x, dtype=np.float64)) for x in (negatives, positives))
-        return np.asarray(loss.penalty(before, same, torch.ones(()))[1].numpy(), dtype=np.float64)
+        number = torch.tensor(float(before.numel()))
+        return np.asarray(loss.penalty(before, same, number)[1].numpy(), dtype=np.float64)
 
     return slope
 
@@ -79,7 +77,7 @@ def ranking_penalties(
     Example:
         A negative before both positives, another before only the last:
 
-        >>> ranking_penalties([0.9, 0.8, 0.7, 0.6], [False, True, False, True], derivative("O")).tolist()
+        >>> ranking_penalties([0.9, 0.8, 0.7, 0.6], [False, True, False, True], derivative("PNP-O")).tolist()
         [2.0, 0.0, 1.0, 0.0]
     """
     s, positive = _checked(similarities, is_positive)
@@ -96,9 +94,9 @@ def ranking_gradients(
 
     That is the mean over positives of f'(R_i) times the slope of the sigmoid. At a temperature of 0.01 the
     slope is nearly nothing for a negative far above the positive, so a heavy penalty can go with a weak push.
-    Only for losses that count negatives alone (all but "AP").
+    Only for losses that count negatives alone (the PNP losses).
 
-    >>> g = ranking_gradients([0.9, 0.51, 0.5], [False, False, True], derivative("O"), temperature=0.01)
+    >>> g = ranking_gradients([0.9, 0.51, 0.5], [False, False, True], derivative("PNP-O"), temperature=0.01)
     >>> [round(float(x), 2) for x in g]
     [0.0, 19.66, 0.0]
     """

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerank.errors import InputError
 from forerank.report import charts, readings
 from forerank.report.gallery import Pictures, pair_card, query_card, rank_bins
 from forerank.report.nearest import Survey, confused_pairs, easiest, hardest, neighbours, survey
-from forerank.report.penalties import VARIANTS, derivative
+from forerank.report.penalties import derivative
 from forerank.report.ranking_figure import Ranking, rank_query, ranking_svg
 from forerank.report.summary import Section
 from forerank.report.thumbnails import Thumbnails
@@ -95,17 +96,17 @@ def _charges(
     ignore: NDArray[Any] | None,
     fares: Survey,
     pictures: Pictures,
-    loss: tuple[str, dict[str, float]],
+    loss: tuple[str, dict[str, Any]],
 ) -> Section:
     """The query among a few middling ones in whose list right and wrong alternate most."""
-    variant, settings = loss
+    loss_name, settings = loss
     middling = np.flatnonzero(
         (fares.first_rank < 8) & (fares.average_precision < 0.95) & (fares.positives > 1)
     )
     if not len(middling):
         return Section("penalties", "", "")
     tried = fares.query[middling[np.linspace(0, len(middling) - 1, min(12, len(middling))).astype(int)]]
-    slope = derivative(variant, **settings)
+    slope = derivative(loss_name, **settings)
     rankings = [rank_query(vectors, codes, int(q), slope, gallery_ids=gallery, ignore=ignore) for q in tried]
 
     def changes(one: Ranking) -> int:
@@ -114,29 +115,25 @@ def _charges(
     chosen = max(rankings, key=changes)
     if not changes(chosen):
         return Section("penalties", "", "")
-    values = ", ".join(f"{name} {value:g}" for name, value in settings.items())
-    loss_name = "Smooth-AP" if variant == "AP" else f"PNP-{variant}"
+    values = ", ".join(f"{name} {value}" for name, value in settings.items())
     seen = escape(f"{loss_name} ({values})" if values else loss_name)
     about = f'<p class="under">One query as the loss {seen} sees it.</p>'
     drawn = ranking_svg(chosen, pictures.address, pictures.names)
     return Section("penalties", "What the loss charges", f'{about}<div class="card">{drawn}</div>')
 
 
-def _loss(recipe: Mapping[str, Any]) -> tuple[str, dict[str, float]] | None:
-    """The variant and constant that a recipe names; Dq when it names no loss, None for one not ours."""
-    given = recipe.get("loss", "Dq")
-    settings = given if isinstance(given, Mapping) else {"name": given}
-    name = str(settings.get("variant", settings.get("name", "Dq"))).casefold().replace("-", "")
-    known = (
-        {"smoothap": "AP"} | {f"pnp{v.casefold()}": v for v in VARIANTS} | {v.casefold(): v for v in VARIANTS}
-    )
-    variant = known.get(name)
-    if variant is None:
+def _loss(recipe: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The name and the arguments of a recipe's loss; PNP-Dq if it names none, None for a loss of a peer."""
+    from forerank.losses import find_loss
+
+    given = recipe.get("loss", "PNP-Dq")
+    section = given if isinstance(given, Mapping) else {"name": given}
+    try:
+        loss = find_loss(section.get("name", "PNP-Dq"))
+    except InputError:
         return None
-    options = {**settings, **(settings.get("options") or {})}
-    constant = {"Dq": "alpha", "Ib": "b"}.get(variant)
-    value = options.get(constant) if constant else None
-    return variant, {constant: float(value)} if constant and isinstance(value, int | float) else {}
+    options = section.get("options") or {}
+    return loss.name, {name: value for name, value in options.items() if name in loss.arguments}
 
 
 def _distributions(fares: Survey, evaluations: Mapping[str, Any], told: str) -> Section:

@@ -2,7 +2,9 @@
 
 import copy
 import inspect
+from collections.abc import Mapping
 from contextlib import suppress
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -40,20 +42,22 @@ def build_loss(recipe: Recipe, classes: int, embedding_dim: int) -> nn.Module:
     [(10, 8)]
     """
     name, options = recipe.loss.name, dict(recipe.loss.options)
+    miner = options.pop("miner", None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)  # proxies start at random, alike in every process
         if name.startswith(PREFIX):
             loss = baseline(name.removeprefix(PREFIX), options, classes, embedding_dim)
         else:
             loss = create_loss(name, gather=True, **options)  # in one process gathering does nothing
+    if miner is not None:
+        loss = _with_miner(loss, name, miner, classes, embedding_dim)
     if recipe.loss.memory < 0:
         raise InputError(f"loss.memory must be 0 (no memory bank) or more, not {recipe.loss.memory}")
     if not recipe.loss.memory:
         return loss
-    if isinstance(loss, RankingLoss):
-        return CrossBatchMemory(loss, recipe.loss.memory)
-    _probe_references(loss, name, classes, embedding_dim)
-    return PeerMemory(loss, recipe.loss.memory, name)
+    if not isinstance(loss, RankingLoss):
+        _refuse_without_references(loss, name, classes, embedding_dim)
+    return CrossBatchMemory(loss, recipe.loss.memory)
 
 
 def check_loss(recipe: Recipe) -> None:
@@ -68,22 +72,23 @@ def check_loss(recipe: Recipe) -> None:
         build_loss(recipe, classes=2, embedding_dim=8)
 
 
-def _probe_references(loss: nn.Module, name: str, classes: int, embedding_dim: int) -> None:
-    """Refuse a loss that cannot compare a batch with a memory bank, before the second step would."""
+def _refuse_without_references(loss: nn.Module, name: str, classes: int, embedding_dim: int) -> None:
+    """Refuse a loss that cannot compare a batch with a memory bank now, and not at the second step."""
+    try:
+        _try_on_four_vectors(loss, classes, embedding_dim, with_references=True)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} cannot use a memory bank ({error}): give loss.memory=0") from error
+
+
+def _try_on_four_vectors(
+    loss: nn.Module, classes: int, embedding_dim: int, *, with_references: bool = False
+) -> None:
+    """Call a copy of the loss, whose parameters and statistics nobody sees, for what it refuses."""
     vectors = torch.eye(4, embedding_dim) + 0.1
     labels = torch.arange(4) % min(2, classes)
-    try:
-        # On a copy, whose parameters and statistics nobody sees.
-        copy.deepcopy(loss)(vectors, labels, ref_emb=vectors.flip(0), ref_labels=labels.flip(0))
-    except (TypeError, ValueError) as error:
-        raise no_memory(name, error) from error
-    except (RuntimeError, IndexError):
-        pass  # four vectors may be too few for it; that it takes references is all that was asked
-
-
-def no_memory(name: str, error: Exception) -> InputError:
-    """The sentence about a loss without references."""
-    return InputError(f"{name} cannot use a memory bank ({error}): give loss.memory=0")
+    references = {"ref_emb": vectors.flip(0), "ref_labels": labels.flip(0)} if with_references else {}
+    with suppress(RuntimeError, IndexError):  # four vectors may be too few for it; it refused nothing
+        copy.deepcopy(loss)(vectors, labels, **references)
 
 
 def baseline(name: str, options: dict[str, Any], classes: int, embedding_dim: int) -> nn.Module:
@@ -93,28 +98,39 @@ def baseline(name: str, options: dict[str, Any], classes: int, embedding_dim: in
         say(f"pytorch-metric-learning's {name} {why}: Forerank's own {ours} is used instead")
         return create_loss(ours, gather=True, **options)
     losses = require("pytorch_metric_learning.losses")
-    base = losses.BaseMetricLossFunction
-    found = {
-        key: value
-        for key, value in vars(losses).items()
+    available = _classes(losses, losses.BaseMetricLossFunction)
+    known = {"num_classes": classes, "embedding_size": embedding_dim} | ARGUMENTS.get(name, {})
+    if name == "HistogramLoss":
+        known["distance"] = _below_one()
+    return _peer(name, "loss", available, known | options, options)
+
+
+def _classes(module: ModuleType, base: type) -> dict[str, type]:
+    """What a module of the peer offers: name -> class."""
+    return {
+        name: value
+        for name, value in vars(module).items()
         if inspect.isclass(value)
         and issubclass(value, base)
-        and not key.startswith("Base")
-        and key not in APART
+        and not name.startswith("Base")
+        and name not in APART
     }
-    if name not in found:
-        raise unknown("loss of pytorch-metric-learning", name, sorted(found))
-    accepted = _arguments(found[name])
-    known = {"num_classes": classes, "embedding_size": embedding_dim}
-    arguments = {k: v for k, v in known.items() if k in accepted} | ARGUMENTS.get(name, {}) | options
-    for key in options:
+
+
+def _peer(
+    name: str, kind: str, available: Mapping[str, type], arguments: dict[str, Any], given: dict[str, Any]
+) -> nn.Module:
+    """One of the peer's classes built with those of `arguments` that it accepts; `given` are all checked."""
+    if name not in available:
+        raise unknown(f"{kind} of pytorch-metric-learning", name, sorted(available))
+    accepted = _arguments(available[name])
+    for key in given:
         if key not in accepted:
             raise unknown(f"argument of {PREFIX}{name}", key, sorted(accepted))
-    if name == "HistogramLoss":
-        arguments.setdefault("distance", _below_one())
+    arguments = {key: value for key, value in arguments.items() if key in accepted}
     try:
-        return cast(nn.Module, found[name](**arguments))
-    except (TypeError, ValueError) as error:
+        return cast(nn.Module, available[name](**arguments))
+    except (TypeError, ValueError, AssertionError) as error:
         raise InputError(f"{PREFIX}{name} cannot be built with {arguments}: {error}") from error
 
 
@@ -129,47 +145,57 @@ def _below_one() -> nn.Module:
     return cast(nn.Module, BelowOne())
 
 
-class PeerMemory(nn.Module):
-    """A memory bank for a peer's pair loss: the loss within the batch plus the loss against what is stored.
+class MinedLoss(nn.Module):
+    """A peer's loss on the pairs or triplets that a peer's miner chooses."""
 
-    Unlike the peer's own bank, all of it is saved with a checkpoint and an image's stale copy is left out.
-
-    References:
-        Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020.
-    """
-
-    embeddings: Tensor  # (M, D), M grows to `size`
-    labels: Tensor  # (M,)
-    rows: Tensor  # (M,) which image each one is
-
-    def __init__(self, loss: nn.Module, size: int, name: str) -> None:
+    def __init__(self, loss: nn.Module, miner: nn.Module) -> None:
         super().__init__()
-        self.loss, self.size, self.name = loss, size, name
-        for buffer in ("embeddings", "labels", "rows"):
-            self.register_buffer(
-                buffer, torch.empty(0, dtype=torch.float32 if buffer == "embeddings" else torch.int64)
-            )
+        self.loss, self.miner = loss, miner
 
-    def forward(self, embeddings: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        """Loss of a batch (N, D), which is stored afterwards."""
-        result: Tensor = self.loss(embeddings, labels)
-        fresh = ~torch.isin(self.rows, rows)
-        kept, kept_labels = self.embeddings[fresh], self.labels[fresh]
-        if len(kept):
-            try:
-                result = result + self.loss(embeddings, labels, ref_emb=kept, ref_labels=kept_labels)
-            except ValueError as error:
-                raise no_memory(self.name, error) from error
-        past = kept if len(kept) else embeddings.new_empty(0, embeddings.shape[1])
-        self.embeddings = torch.cat([past, embeddings.detach().float()])[-self.size :]
-        self.labels = torch.cat([kept_labels, labels])[-self.size :]
-        self.rows = torch.cat([self.rows[fresh], rows])[-self.size :]
-        return result
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of a batch (N, D), against the references (M, D) if they are given."""
+        chosen = self.miner(embeddings, labels, ref_emb, ref_labels)
+        loss: Tensor = self.loss(embeddings, labels, chosen, ref_emb, ref_labels)
+        return loss
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        for buffer in ("embeddings", "labels", "rows"):  # as many rows as had been stored
-            setattr(self, buffer, torch.empty_like(state_dict[prefix + buffer]))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+def build_miner(given: Any) -> nn.Module:
+    """A miner of pytorch-metric-learning from its name, or from a mapping of its name and arguments.
+
+    >>> build_miner({"name": "pml:TripletMarginMiner", "type_of_triplets": "semihard"}).type_of_triplets
+    'semihard'
+    >>> build_miner("pml:DistanceWeightMiner")
+    Traceback (most recent call last):
+    forerank.errors.InputError: unknown miner ... 'DistanceWeightMiner': did you mean 'DistanceWeightedMiner'? ...
+    """
+    options = dict(given) if isinstance(given, Mapping) else {"name": given}
+    name = str(options.pop("name", ""))
+    if not name.startswith(PREFIX):
+        raise InputError(
+            f"loss.miner is written pml:NAME, or {{name: pml:NAME, argument: value}}, not {given!r}."
+        )
+    miners = require("pytorch_metric_learning.miners")
+    return _peer(name.removeprefix(PREFIX), "miner", _classes(miners, miners.BaseMiner), options, options)
+
+
+def _with_miner(loss: nn.Module, name: str, given: Any, classes: int, embedding_dim: int) -> nn.Module:
+    """The loss with its miner; a loss that takes no pairs or triplets is refused."""
+    if isinstance(loss, RankingLoss):
+        raise InputError(
+            f"{name} takes no miner, because it ranks all positives against all negatives: remove loss.miner."
+        )
+    mined = MinedLoss(loss, build_miner(given))
+    try:
+        _try_on_four_vectors(mined, classes, embedding_dim)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} takes no miner ({error}): remove loss.miner.") from error
+    return mined
 
 
 def _arguments(kind: type) -> set[str]:
@@ -194,19 +220,18 @@ def joint_loss(loss: nn.Module, embeddings: Tensor, labels: Tensor, rows: Tensor
         rows: (n,) their images, by which a memory bank knows an image's own stale copy.
     """
     rows = rows.to(labels.device)
-    if isinstance(loss, CrossBatchMemory):
-        result: Tensor = loss(embeddings, labels, ids=rows)
-    elif isinstance(loss, RankingLoss):
-        result = loss(embeddings, labels)
-    else:
-        if world_size() > 1:  # a peer's loss knows one process only, so each computes the whole
-            (embeddings, _), (labels, _), (rows, _) = (gather_rows(x) for x in (embeddings, labels, rows))
-        extra = (rows,) if isinstance(loss, PeerMemory) else ()
-        try:
-            result = loss(embeddings, labels, *extra)
-        except InputError:
+    inner = loss.loss if isinstance(loss, CrossBatchMemory) else loss
+    ours = isinstance(inner, RankingLoss)
+    if not ours and world_size() > 1:  # a peer's loss knows one process only, so each computes the whole
+        (embeddings, _), (labels, _), (rows, _) = (gather_rows(x) for x in (embeddings, labels, rows))
+    images = {"ids": rows} if isinstance(loss, CrossBatchMemory) else {}
+    try:
+        result: Tensor = loss(embeddings, labels, **images)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        if ours or isinstance(error, InputError):
             raise
-        except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            name = type(loss).__name__
-            raise InputError(f"{PREFIX}{name} failed on a batch of {len(labels)}: {error}") from error
+        peer = inner.loss if isinstance(inner, MinedLoss) else inner
+        raise InputError(
+            f"{PREFIX}{type(peer).__name__} failed on a batch of {len(labels)}: {error}"
+        ) from error
     return result

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from forerank import __version__
 from forerank.errors import ForerankError, InputError
-from forerank.report.penalties import VARIANTS
+from forerank.losses import loss_names
 from forerank.search.index import Index, Matches
 from forerank.search.rows import LARGEST_ID, Row
 from forerank.web.answers import (
@@ -72,7 +72,7 @@ def create_app(
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page(request: Request) -> Response:
-        return templates.TemplateResponse(request, "page.html", {"title": name, "variants": VARIANTS})
+        return templates.TemplateResponse(request, "page.html", {"title": name, "losses": loss_names()})
 
     @app.get("/docs", response_class=HTMLResponse, include_in_schema=False)
     def docs(request: Request) -> Response:
@@ -154,7 +154,7 @@ def create_app(
 
     @app.get("/api/rows/{number}/penalties", responses=REFUSALS)
     def penalties(
-        number: RowId, loss: str = "Dq", shown: Annotated[int, Query(ge=2, le=40)] = 12
+        number: RowId, loss: str = "PNP-Dq", shown: Annotated[int, Query(ge=2, le=40)] = 12
     ) -> PenaltiesAnswer:
         """The ranked list of an indexed image with what a loss charges each wrong image in it."""
         return penalties_of(index, row_of(number), loss, shown)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError
 from forerank.report import Ranking, derivative, ranking_svg
-from forerank.report.penalties import VARIANTS, positive_charges, ranking_penalties
+from forerank.report.penalties import positive_charges, ranking_penalties
 from forerank.search.index import Index
 from forerank.search.rows import Row
 from forerank.web.answers import PenaltiesAnswer, PenaltyAnswer
@@ -17,12 +17,10 @@ def penalties_of(index: Index, query: Row, loss: str, shown: int) -> PenaltiesAn
     """Charges and penalties within the first `DEPTH` images found for a labelled row; `shown` are told."""
     if not query.label:
         raise InputError("penalties need labels: this image has none.")
-    if loss not in VARIANTS:
-        raise unknown("loss", loss, VARIANTS)
+    slope = derivative(loss)
     hits = [hit for hit in index.search_row(query.id, DEPTH) if hit.label]
     similarities = np.array([hit.similarity for hit in hits])
     positive = np.array([hit.label == query.label for hit in hits], dtype=bool)
-    slope = derivative(loss)
     charges = positive_charges(similarities, positive, slope)
     penalties = ranking_penalties(similarities, positive, slope)
     head = min(shown, len(hits))

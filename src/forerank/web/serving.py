@@ -34,7 +34,7 @@ def _warm_up(index: Index) -> None:
     """Load the model and the losses before somebody waits for them; faults are told later."""
     with contextlib.suppress(Exception):
         index.retriever.embed([np.zeros((32, 32), np.uint8)], progress=False)
-        derivative("Dq")
+        derivative()
 
 
 def serve_index(
