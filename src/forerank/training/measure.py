@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from forerank.data import ImageDataset, Preprocessing, Table
 from forerank.data.dataset import collate
 from forerank.metrics import Evaluation, evaluate
-from forerank.metrics.evaluation import checked_ks
+from forerank.metrics.inputs import checked_ks
 from forerank.training.batches import FeatureRows, loading_processes
 from forerank.training.interruption import leave_signals_to_parent
 from forerank.training.processes import Processes, bar, collect, shard
