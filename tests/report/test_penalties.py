@@ -8,14 +8,8 @@ from hypothesis import strategies as st
 
 from forerank.errors import InputError
 from forerank.losses import PNPLoss
-from forerank.report import (
-    derivative,
-    rank_query,
-    ranking_figure,
-    ranking_gradients,
-    ranking_penalties,
-    ranking_svg,
-)
+from forerank.metrics import ranking_gradients, ranking_penalties
+from forerank.report import derivative, rank_query, ranking_figure, ranking_svg
 
 BY_HAND = {
     "O": lambda r, p: 1.0,
@@ -44,8 +38,8 @@ def test_a_negative_pays_what_the_positives_after_it_charge(items, variant, temp
     n = len(items)
 
     def before(j, i):
-        if temperature is None:
-            return float(similarity[j] > similarity[i])
+        if temperature is None:  # on a tie: negatives first, then positives as they are given
+            return float((-similarity[j], positive[j], j) < (-similarity[i], positive[i], i))
         return sigmoid((similarity[j] - similarity[i]) / temperature)
 
     expected = np.zeros(n)

@@ -141,8 +141,8 @@ def evaluate(
     if not first:
         return
     if plots is not None:
-        from forerank.metrics.evaluation import label_codes, row_numbers
         from forerank.metrics.histograms import similarity_histogram
+        from forerank.metrics.inputs import label_codes, row_numbers
         from forerank.ranking.hard_rows import unit_rows
         from forerank.report.evaluation_plots import write_plots
 

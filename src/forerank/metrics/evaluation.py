@@ -1,7 +1,6 @@
 """Every ranking metric from one exact count."""
 
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,10 @@ from forerank.errors import InputError, unknown
 from forerank.metrics.bootstrap import recall_intervals
 from forerank.metrics.clustering import kmeans, normalized_mutual_information
 from forerank.metrics.distances import class_distances
+from forerank.metrics.inputs import check_numbers, checked_ks, label_codes, row_numbers
 from forerank.metrics.result import Evaluation, PerQuery
 from forerank.ranking.hard import MEMORY, HardRanks, hard_ranks
-from forerank.ranking.hard_rows import Embeddings, unit_rows
+from forerank.ranking.hard_rows import Embeddings, UnitRows, unit_rows
 
 DEFAULT_KS = (1, 10, 100, 1000)
 PRECISIONS = ("auto", "bfloat16", "float32", "float64")
@@ -158,6 +158,40 @@ def evaluate(
     return Evaluation(values, intervals, optimistic, counts, settings, per_query=each)
 
 
+def rank_queries(
+    embeddings: Embeddings | UnitRows,
+    labels: ArrayLike,
+    queries: ArrayLike | None = None,
+    *,
+    gallery: ArrayLike | None = None,
+    ignore: ArrayLike | None = None,
+) -> PerQuery:
+    """Rank of the first positive and average precision of each query, as `evaluate` counts them.
+
+    Queries without a positive are left out; there may be none left.
+
+    Example:
+        >>> vectors = np.array([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6]])
+        >>> each = rank_queries(vectors, ["a", "a", "b"])
+        >>> each.query.tolist(), each.first_rank.tolist(), each.average_precision.tolist()
+        ([0, 1], [2, 2], [0.5, 0.5])
+    """
+    rows = unit_rows(embeddings)
+    query = row_numbers(queries, len(rows), "queries")
+    parts = hard_ranks(
+        rows,
+        label_codes(labels, len(rows), "labels"),
+        queries=query,
+        gallery=row_numbers(gallery, len(rows), "gallery"),
+        ignore=None if ignore is None else label_codes(ignore, len(rows), "ignore"),
+    )
+    figures = [ranking_figures(part) for part in parts]
+    names = ("positives", "pessimistic_first", "pessimistic_ap")
+    positives, first, precision = (np.concatenate([f[name] for f in figures]) for name in names)
+    has = positives > 0
+    return PerQuery(query[has], positives[has], first[has], precision[has])
+
+
 def ranking_figures(part: HardRanks) -> dict[str, NDArray[Any]]:
     """Figures (Q,) of each query from the ranks of its positives, by both rules for ties."""
     positives = np.diff(part.offsets)
@@ -201,78 +235,3 @@ def ignored_pairs(
     both = np.unique(np.stack([codes, hidden]), axis=1, return_inverse=True)[1].reshape(-1)
     met = np.bincount(both[shelf], minlength=int(both.max()) + 1)[both[query]].sum()
     return int(met - np.isin(query, shelf).sum())
-
-
-def label_codes(labels: ArrayLike, count: int, what: str) -> NDArray[np.int64]:
-    """Each row's number (N,) among the sorted distinct labels."""
-    try:
-        array = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
-    except ValueError as error:
-        raise InputError(f"{what} must be a list of numbers or strings, one for each embedding.") from error
-    if array.ndim != 1:
-        raise InputError(f"{what} must be a list, one for each embedding, not of shape {array.shape}.")
-    if len(array) != count:
-        raise InputError(f"there are {count:,} embeddings but {len(array):,} {what}: one is needed for each.")
-    # numpy would write a number among strings as a string, and 1 and "1" would be one class.
-    if not _of_one_kind(array if isinstance(labels, np.ndarray | torch.Tensor) else labels, array.dtype):
-        raise InputError(f"{what} must be all numbers or all strings, none of them missing or NaN.")
-    return np.unique(array, return_inverse=True)[1].astype(np.int64)
-
-
-def _of_one_kind(labels: Any, kind: np.dtype[Any]) -> bool:
-    if kind.kind == "f":
-        return not np.isnan(np.asarray(labels)).any()
-    if kind.kind in "iub" or (kind.kind in "US" and isinstance(labels, np.ndarray)):
-        return True
-    return all(isinstance(label, str | bytes) for label in labels) or all(
-        isinstance(label, int | float | np.number) and label == label for label in labels
-    )
-
-
-def check_numbers(*, bootstrap: int = 0, seed: int = 0, memory: int = MEMORY) -> None:
-    """Refuse counts and sizes that would fail later, or mean nothing."""
-    for name, value, least in (("bootstrap", bootstrap, 0), ("seed", seed, 0), ("memory", memory, 1)):
-        if not isinstance(value, int | np.integer) or value < least:
-            raise InputError(f"{name} must be a whole number, at least {least}, not {value!r}.")
-
-
-def row_numbers(chosen: ArrayLike | None, count: int, what: str) -> NDArray[np.int64]:
-    """Row numbers from numbers, a mask or None (all rows)."""
-    if chosen is None:
-        return np.arange(count, dtype=np.int64)
-    array = chosen.detach().cpu().numpy() if isinstance(chosen, torch.Tensor) else np.asarray(chosen)
-    if array.dtype == bool:
-        if array.shape != (count,):
-            raise InputError(f"{what} is a mask of {array.size:,} values for {count:,} embeddings.")
-        array = np.flatnonzero(array)
-    if array.size == 0:
-        raise InputError(f"{what} is empty: at least one row is needed.")
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise InputError(f"{what} must be row numbers or a mask.")
-    outside = array[(array < 0) | (array >= count)]
-    if len(outside):
-        raise InputError(f"{what} names row {int(outside[0])}, but rows go from 0 to {count - 1:,}.")
-    if len(np.unique(array)) != len(array):
-        raise InputError(f"{what} names a row twice.")
-    return array.astype(np.int64)
-
-
-def checked_ks(
-    ks: Iterable[int], queries: NDArray[np.int64], gallery: NDArray[np.int64], *, cut: bool
-) -> tuple[int, ...]:
-    """The ks as asked; those beyond what a query can rank are refused, or cut away."""
-    try:
-        wanted = tuple(operator.index(k) for k in ks)
-    except TypeError:
-        wanted = ()
-    if not wanted or min(wanted) < 1:
-        raise InputError(f"ks must be a list of positive whole numbers, not {ks!r}.")
-    # Where every query lies in the gallery, one item, the query itself, is not ranked.
-    most = len(gallery) - int(np.isin(queries, gallery).all())
-    if cut:
-        return tuple(k for k in wanted if k <= most) or (1,)
-    if max(wanted) > most:
-        raise InputError(
-            f"recall@{max(wanted)} means nothing here: a query ranks only {most:,} gallery items."
-        )
-    return wanted

@@ -7,7 +7,8 @@ import torch
 from numpy.typing import ArrayLike
 
 from forerank.errors import InputError
-from forerank.metrics.evaluation import DEFAULT_KS, check_numbers, evaluate, label_codes
+from forerank.metrics.evaluation import DEFAULT_KS, evaluate
+from forerank.metrics.inputs import check_numbers, label_codes
 from forerank.metrics.result import Evaluation
 from forerank.ranking.hard import MEMORY
 from forerank.ranking.hard_rows import Embeddings

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerank.errors import ForerankError, InputError
+from forerank.metrics import neighbours, rank_queries
 from forerank.paper.study import Condition, Study
-from forerank.report.nearest import neighbours, survey
 from forerank.report.ranking_figure import Ranking, rank_query, ranking_figure
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ def find(study: Study) -> Examples:
     vectors, table = embed_test(run.folder)
     queries = np.flatnonzero(table.is_query)
     gallery = np.flatnonzero(table.is_gallery)
-    fares = survey(vectors, table.label_ids, queries, gallery_ids=gallery, ignore=table.sequence)
-    order = np.argsort(fares.average_precision, kind="stable")
+    each = rank_queries(vectors, table.label_ids, queries, gallery=gallery, ignore=table.sequence)
+    order = np.argsort(each.average_precision, kind="stable")
     chosen = order[[round(place * (len(order) - 1)) for place in PLACES]]
     nearest = neighbours(
-        vectors, table.label_ids, fares.query[chosen], SHOWN, gallery_ids=gallery, ignore=table.sequence
+        vectors, table.label_ids, each.query[chosen], SHOWN, gallery=gallery, ignore=table.sequence
     )
-    return Examples(table, nearest.query, nearest.index, nearest.is_positive, fares.average_precision[chosen])
+    return Examples(table, nearest.query, nearest.index, nearest.is_positive, each.average_precision[chosen])
 
 
 def notes(study: Study) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ def draw_ranking(
         query,
         derivative(variant),
         shown=shown,
-        gallery_ids=np.flatnonzero(table.is_gallery),
+        gallery=np.flatnonzero(table.is_gallery),
         ignore=table.sequence,
     )
     title = f"query {query} ({table.label[query]}), penalties under {variant}"

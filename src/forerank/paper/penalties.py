@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forerank.metrics import positive_charges, ranking_penalties
 from forerank.paper.style import COLOURS, NAMES
-from forerank.report.penalties import derivative, positive_charges, ranking_penalties
+from forerank.report.penalties import derivative
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

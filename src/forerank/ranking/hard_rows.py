@@ -73,13 +73,15 @@ class UnitRows:
         return values if self.scale is None else values / self.scale[index].to(self.device)[:, None]
 
 
-def unit_rows(embeddings: Embeddings, device: torch.device | str | None = None) -> UnitRows:
-    """Measure every row once, refusing what has no direction.
+def unit_rows(embeddings: Embeddings | UnitRows, device: torch.device | str | None = None) -> UnitRows:
+    """Measure every row once, refusing what has no direction; rows that are measured stay as they are.
 
     >>> rows = unit_rows(np.array([[3.0, 4.0], [0.0, 2.0]]))
     >>> rows.float64(slice(0, 2)).tolist()
     [[0.6, 0.8], [0.0, 1.0]]
     """
+    if isinstance(embeddings, UnitRows):
+        return embeddings
     if not isinstance(embeddings, np.ndarray | Tensor):
         embeddings = np.asarray(embeddings)
     if embeddings.ndim != 2:

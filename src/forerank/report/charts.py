@@ -139,7 +139,7 @@ def line_chart(
 def histogram(
     title: str,
     edges: Sequence[float],
-    counts: Mapping[str, Sequence[int]],
+    counts: Mapping[str, Sequence[float]],
     styles: Sequence[str],
     *,
     x_label: str,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerank.report.nearest import ConfusedPair, Neighbours, Survey
+from forerank.metrics import ConfusedPair, PerQuery, RankedLists
 
 
 @dataclass(frozen=True)
@@ -41,31 +41,33 @@ class Pictures:
         return f'<div class="picture">{inside}{mark}</div>{shown}'
 
 
-def query_card(pictures: Pictures, found: Neighbours, place: int, fares: Survey) -> str:
-    """The query at row `place` of both with its nearest images and, if not among them, its first positive."""
-    query = int(found.query[place])
+def query_card(pictures: Pictures, lists: RankedLists, each: PerQuery, place: int, shown: int) -> str:
+    """The query at `place` of both with its nearest images and, if not among them, its first positive."""
+    query = int(lists.query[place])
     items = [f'<li class="asks">{pictures.frame(query, "asks")}<div class="how">query</div></li>']
     # A query with nothing right in the list gives up the last place for its first right image.
-    missed = not found.is_positive[place].any()
-    shown = found.index.shape[1] - missed
-    for rank in range(shown):
-        kind = "good" if found.is_positive[place, rank] else "bad"
-        how = f"{rank + 1} · {found.similarity[place, rank]:.3f}"
+    shown = min(shown, lists.index.shape[1])
+    rank = int(each.first_rank[place])
+    missed = rank > shown
+    shown -= missed
+    for column in range(shown):
+        kind = "good" if lists.is_positive[place, column] else "bad"
+        how = f"{column + 1} · {lists.similarity[place, column]:.3f}"
         items.append(
-            f'<li class="{kind}">{pictures.frame(int(found.index[place, rank]), kind)}{_how(how)}</li>'
+            f'<li class="{kind}">{pictures.frame(int(lists.index[place, column]), kind)}{_how(how)}</li>'
         )
-    before = int(fares.first_rank[place])
+    before = rank - 1
     if missed:
         hidden = before - shown
         gap = f"{hidden:,} more" if hidden > 0 else ""
         items.append(f'<li class="gap"><span aria-hidden="true">⋯</span><br>{gap}</li>')
-        first = pictures.frame(int(fares.first_positive[place]), "good")
-        items.append(f'<li class="good">{first}{_how(f"rank {before + 1:,}")}</li>')
-    count = int(fares.positives[place])
+        first = pictures.frame(int(lists.index[place, before]), "good")
+        items.append(f'<li class="good">{first}{_how(f"rank {rank:,}")}</li>')
+    count = int(each.positives[place])
     wrong = "nothing wrong" if before == 0 else f"{before:,} wrong image{'s' * (before != 1)}"
     facts = (
         f"{wrong} before the first right one · "
-        f"average precision {100 * fares.average_precision[place]:.1f} · "
+        f"average precision {100 * each.average_precision[place]:.1f} · "
         f"{count:,} right image{'s' * (count != 1)} to find"
     )
     label = escape(f"results for a query of class {pictures.names[query]}")
@@ -97,14 +99,14 @@ def _how(text: str) -> str:
     return f'<div class="how">{escape(text)}</div>'
 
 
-_RANK_BINS = (0, 1, 2, 5, 10, 30, 100)
+_RANK_BINS = (1, 2, 3, 6, 11, 31, 101)
 
 
 def rank_bins(first_rank: NDArray[np.int64]) -> tuple[list[str], list[float]]:
-    """Shares of queries by the number of negatives before their first positive, in widening bins.
+    """Shares of queries by the rank of their first positive, in widening bins.
 
-    >>> rank_bins(np.array([0, 0, 1, 7]))
-    (['0', '1', '2–4', '5–9', '10–29', '30–99', '100+'], [0.5, 0.25, 0.0, 0.25, 0.0, 0.0, 0.0])
+    >>> rank_bins(np.array([1, 1, 2, 8]))
+    (['1', '2', '3–5', '6–10', '11–30', '31–100', '101+'], [0.5, 0.25, 0.0, 0.25, 0.0, 0.0, 0.0])
     """
     names, shares = [], []
     for low, after in zip(_RANK_BINS, (*_RANK_BINS[1:], None), strict=True):

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerank.errors import InputError
-from forerank.report.nearest import neighbours
-from forerank.report.penalties import Derivative, positive_charges, ranking_penalties
+from forerank.metrics import neighbours, positive_charges, ranking_penalties
+from forerank.metrics.charges import Derivative
+from forerank.ranking.hard_rows import Embeddings, UnitRows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,14 +50,14 @@ class Ranking:
 
 
 def rank_query(
-    embeddings: ArrayLike,
+    embeddings: Embeddings | UnitRows,
     labels: ArrayLike,
     query: int,
     derivative: Derivative,
     *,
     shown: int = 12,
     temperature: float | None = None,
-    gallery_ids: ArrayLike | None = None,
+    gallery: ArrayLike | None = None,
     ignore: ArrayLike | None = None,
 ) -> Ranking:
     """Rank the gallery for one query, charge the whole list, keep its first `shown` items.
@@ -66,22 +67,21 @@ def rank_query(
     Example:
         >>> from forerank.report import derivative
         >>> vectors = np.array([[1.0, 0.0], [0.9, 0.2], [0.8, 0.5], [0.6, 0.8]])
-        >>> found = rank_query(vectors, ["a", "b", "a", "a"], 0, derivative("O"))
-        >>> found.rows.tolist(), found.penalties.tolist()
+        >>> ranking = rank_query(vectors, ["a", "b", "a", "a"], 0, derivative("O"))
+        >>> ranking.rows.tolist(), ranking.penalties.tolist()
         ([1, 2, 3], [2.0, 0.0, 0.0])
     """
     size = len(np.asarray(labels))
     if not 0 <= query < size:
         raise InputError(f"query {query} does not exist: there are {size} images, numbered from 0.")
-    found = neighbours(embeddings, labels, [query], size, gallery_ids=gallery_ids, ignore=ignore)
-    similarities = found.similarity[0].astype(np.float64)
-    positive = found.is_positive[0]
+    whole = neighbours(embeddings, labels, [query], size, gallery=gallery, ignore=ignore)
+    similarities, positive = whole.similarity[0], whole.is_positive[0]
     charges = positive_charges(similarities, positive, derivative, temperature=temperature)
     penalties = ranking_penalties(similarities, positive, derivative, temperature=temperature)
     head = slice(0, shown)
     return Ranking(
         query,
-        found.index[0, head],
+        whole.index[0, head],
         similarities[head],
         positive[head],
         charges[head],
@@ -243,15 +243,14 @@ def _draw(
 
 def _arrows(ranking: Ranking) -> list[tuple[int, int, float, float]]:
     """(negative's place, positive's place, strength to draw, charge) of the shown arrows, weakest first."""
-    found = [
+    arrows = [
         (j, int(i), float(ranking.charges[i]))
         for i in np.flatnonzero(ranking.is_positive)
-        for j in range(int(i))
-        if not ranking.is_positive[j] and ranking.similarities[j] > ranking.similarities[i]
+        for j in np.flatnonzero(~ranking.is_positive[:i]).tolist()
     ]
     # Relative to the strongest arrow drawn: a positive before all negatives charges nobody, whatever f'(0).
-    strongest = max((charge for *_, charge in found), default=0.0) or 1.0
-    return [(j, i, charge / strongest, charge) for j, i, charge in sorted(found, key=lambda arrow: arrow[2])]
+    strongest = max((charge for *_, charge in arrows), default=0.0) or 1.0
+    return [(j, i, charge / strongest, charge) for j, i, charge in sorted(arrows, key=lambda arrow: arrow[2])]
 
 
 def _caption(ranking: Ranking) -> str:

@@ -61,9 +61,9 @@ def interval(evaluation: Any, metric: str) -> tuple[float, float] | None:
 
 
 def first_ranks(evaluation: Any) -> NDArray[np.int64] | None:
-    """(Q,) negatives before the first positive of each query, when the evaluation kept them."""
+    """(Q,) rank of the first positive of each query, from 1, when the evaluation kept them."""
     kept = getattr(evaluation, "per_query", None)
-    return None if kept is None else np.asarray(kept.first_rank) - 1  # theirs is a rank, from 1
+    return None if kept is None else np.asarray(kept.first_rank)
 
 
 def recall_difference(before: Any, after: Any, labels: NDArray[Any] | None) -> tuple[float, float] | None:
@@ -77,7 +77,7 @@ def recall_difference(before: Any, after: Any, labels: NDArray[Any] | None) -> t
         return None
     rows = after.per_query.query
     classes = rows if labels is None else np.asarray(labels)[rows]
-    return paired_interval(ranks[0] == 0, ranks[1] == 0, classes)
+    return paired_interval(ranks[0] == 1, ranks[1] == 1, classes)
 
 
 def paired_interval(

@@ -8,9 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerank.errors import InputError
+from forerank.metrics import PerQuery, confused_pairs, neighbours, rank_queries
+from forerank.metrics.histograms import SimilarityHistogram, similarity_histogram
+from forerank.metrics.inputs import label_codes
+from forerank.ranking.hard_rows import UnitRows, unit_rows
 from forerank.report import charts, readings
+from forerank.report.choice import easiest, hardest
 from forerank.report.gallery import Pictures, pair_card, query_card, rank_bins
-from forerank.report.nearest import Survey, confused_pairs, easiest, hardest, neighbours, survey
 from forerank.report.penalties import derivative
 from forerank.report.ranking_figure import Ranking, rank_query, ranking_svg
 from forerank.report.summary import Section
@@ -19,7 +23,7 @@ from forerank.report.thumbnails import Thumbnails
 if TYPE_CHECKING:
     from forerank.data import Table
 
-MOST_QUERIES = 4000  # surveyed for histograms and confused pairs; more would not change the picture
+MOST_QUERIES = 4000  # for histograms and confused pairs; more would not change the picture
 _SHOWN_RESULTS = 8
 
 
@@ -34,13 +38,14 @@ def retrieval(
 ) -> list[Section]:
     """Histograms, the hardest and some easy queries, confused classes, and one list as the loss sees it."""
     asks = np.arange(len(vectors)) if table is None else np.flatnonzero(table.is_query)
-    gallery = None if table is None else np.flatnonzero(table.is_gallery)
+    gallery = np.arange(len(vectors)) if table is None else np.flatnonzero(table.is_gallery)
+    rows = unit_rows(vectors)
     ignore = None if table is None else table.sequence  # the evaluation leaves the same pairs out
     sampled = asks
     if len(asks) > MOST_QUERIES:
         sampled = np.sort(np.random.default_rng(0).choice(asks, MOST_QUERIES, replace=False))
-    fares = survey(vectors, codes, sampled, gallery_ids=gallery, ignore=ignore)
-    if not len(fares.query):
+    each = rank_queries(rows, codes, sampled, gallery=gallery, ignore=ignore)
+    if not len(each.query):
         return []
     told = "" if sampled is asks else f" From {len(sampled):,} of {len(asks):,} queries, drawn at random."
     made = None if table is None else Thumbnails(table.files, table.box, most_bytes=thumbnail_bytes)
@@ -51,13 +56,17 @@ def retrieval(
     )
 
     def cards(asked: NDArray[np.int64]) -> str:
-        fare = survey(vectors, codes, asked, gallery_ids=gallery, ignore=ignore)
-        found = neighbours(vectors, codes, fare.query, _SHOWN_RESULTS, gallery_ids=gallery, ignore=ignore)
-        return "".join(query_card(pictures, found, i, fare) for i in range(len(fare.query)))
+        told = []
+        for query in asked:
+            one = rank_queries(rows, codes, [query], gallery=gallery, ignore=ignore)
+            deep = max(_SHOWN_RESULTS, int(one.first_rank[0]))
+            whole = neighbours(rows, codes, [query], deep, gallery=gallery, ignore=ignore)
+            told.append(query_card(pictures, whole, one, 0, _SHOWN_RESULTS))
+        return "".join(told)
 
     last = [*evaluations.values()][-1] if evaluations else None
-    worst = _worst(fares, last, queries)
-    best = fares.query[easiest(fares, codes, max(1, queries // 3))]
+    worst = _worst(each, last, queries)
+    best = each.query[easiest(each, codes, max(1, queries // 3))]
 
     legend = (
         "Solid green with a tick: same class. Dashed red with a cross: another class. "
@@ -66,48 +75,50 @@ def retrieval(
     hard = f'<p class="under">The deepest first right image, then the lowest average precision. {legend}</p>'
     if getattr(last, "per_query", None) is None:
         hard += f'<p class="under">{told}</p>' if told else ""
-    sections = [_distributions(fares, evaluations, told)]
+    hidden = None if ignore is None else label_codes(ignore, len(rows), "ignore")
+    similarities = similarity_histogram(
+        rows, label_codes(codes, len(rows), "labels"), sampled, gallery, ignore=hidden, sample=len(sampled)
+    )
+    sections = [_distributions(similarities, each, evaluations, told)]
     sections.append(Section("hard", "Hardest queries", hard + cards(worst) if len(worst) else ""))
     fine = '<p class="under">For balance: the best query of each of a few classes.</p>'
     sections.append(Section("easy", "Queries that go well", fine + cards(best)))
-    pairs = confused_pairs(vectors, codes, sampled, gallery_ids=gallery, ignore=ignore, top=9)
+    pairs = confused_pairs(rows, codes, sampled, gallery=gallery, ignore=ignore, top=9)
     about = f'<p class="under">Whose images stand before the first right one, most often.{told}</p>'
     grid = f'<div class="pairs">{"".join(pair_card(pictures, pair) for pair in pairs)}</div>'
     sections.append(Section("confused", "Most confused classes", about + grid if pairs else ""))
     loss = _loss(recipe)
     if loss is not None:
-        sections.append(_charges(vectors, codes, gallery, ignore, fares, pictures, loss))
+        sections.append(_charges(rows, codes, gallery, ignore, each, pictures, loss))
     return sections
 
 
-def _worst(fares: Survey, evaluation: Any, count: int) -> NDArray[np.int64]:
-    """Rows of the hardest queries: of all, if the evaluation kept their figures, else of those surveyed."""
+def _worst(each: PerQuery, evaluation: Any, count: int) -> NDArray[np.int64]:
+    """Rows of the hardest queries: of all, if the evaluation kept their figures, else of those sampled."""
     kept = getattr(evaluation, "per_query", None)
-    known = fares if kept is None else kept
+    known = each if kept is None else kept
     worst = hardest(known, count)
     rows: NDArray[np.int64] = known.query[worst[known.average_precision[worst] < 1]]
     return rows
 
 
 def _charges(
-    vectors: NDArray[Any],
+    rows: UnitRows,
     codes: NDArray[Any],
-    gallery: NDArray[np.int64] | None,
+    gallery: NDArray[np.int64],
     ignore: NDArray[Any] | None,
-    fares: Survey,
+    each: PerQuery,
     pictures: Pictures,
     loss: tuple[str, dict[str, Any]],
 ) -> Section:
     """The query among a few middling ones in whose list right and wrong alternate most."""
     loss_name, settings = loss
-    middling = np.flatnonzero(
-        (fares.first_rank < 8) & (fares.average_precision < 0.95) & (fares.positives > 1)
-    )
+    middling = np.flatnonzero((each.first_rank <= 8) & (each.average_precision < 0.95) & (each.positives > 1))
     if not len(middling):
         return Section("penalties", "", "")
-    tried = fares.query[middling[np.linspace(0, len(middling) - 1, min(12, len(middling))).astype(int)]]
+    tried = each.query[middling[np.linspace(0, len(middling) - 1, min(12, len(middling))).astype(int)]]
     slope = derivative(loss_name, **settings)
-    rankings = [rank_query(vectors, codes, int(q), slope, gallery_ids=gallery, ignore=ignore) for q in tried]
+    rankings = [rank_query(rows, codes, int(q), slope, gallery=gallery, ignore=ignore) for q in tried]
 
     def changes(one: Ranking) -> int:
         return int(np.abs(np.diff(one.is_positive.astype(int))).sum())
@@ -136,11 +147,13 @@ def _loss(recipe: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     return loss.name, {name: value for name, value in options.items() if name in loss.arguments}
 
 
-def _distributions(fares: Survey, evaluations: Mapping[str, Any], told: str) -> Section:
-    counts = {"same class": fares.positive_counts.tolist(), "other classes": fares.negative_counts.tolist()}
+def _distributions(
+    similarities: SimilarityHistogram, each: PerQuery, evaluations: Mapping[str, Any], told: str
+) -> Section:
+    counts = {"same class": similarities.positives.tolist(), "other classes": similarities.negatives.tolist()}
     drawn = charts.histogram(
         "Similarity of pairs",
-        fares.edges.tolist(),
+        similarities.edges.tolist(),
         counts,
         ["good", "bad"],
         x_label="cosine similarity (each area is one)",
@@ -150,16 +163,16 @@ def _distributions(fares: Survey, evaluations: Mapping[str, Any], told: str) -> 
         ranks = readings.first_ranks(evaluation)
         if ranks is not None:
             shares[name] = rank_bins(ranks)[1]
-    if len(shares) < max(1, len(evaluations)):  # some kept only totals: show the model that was surveyed
-        shares = {"queries": rank_bins(fares.first_rank)[1]}
+    if len(shares) < max(1, len(evaluations)):  # some kept only totals: show the model of these vectors
+        shares = {"queries": rank_bins(each.first_rank)[1]}
     styles = [f"s{0 if i == 0 and len(shares) > 1 else 1 + i % 5}" for i in range(len(shares))]
     styles[-1] = "s1"
     drawn += charts.bars(
-        "Wrong images before the first right one",
-        rank_bins(fares.first_rank)[0],
+        "Rank of the first right image",
+        rank_bins(each.first_rank)[0],
         shares,
         styles,
-        x_label="wrong images before it",
+        x_label="rank",
         y_label="percent of queries",
     )
     under = f'<p class="under">How far apart right and wrong pairs lie.{told}</p>'

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forerank.errors import InputError
+from forerank.ranking.hard_rows import unit_rows
+from forerank.ranking.hard_same import compared
 from forerank.search.engine import Engine, Vectors
 from forerank.search.index import Index
 
@@ -119,10 +121,11 @@ def play(
         chosen = np.sort(generator.choice(len(labels), size=min(most, len(labels)), replace=False))
         vectors, names = np.asarray(queries)[chosen], np.asarray(labels, dtype=np.str_)[chosen]
         own = np.full(len(names), "")
+    asked = unit_rows(np.asarray(vectors)).float64(slice(None)).numpy()
     same = np.full(len(names), -np.inf)
     other = np.full(len(names), -np.inf)
     for part, part_vectors in engine.scan():
-        similarities = vectors @ part_vectors.T  # (Q, B)
+        similarities = asked @ unit_rows(part_vectors).float64(slice(None)).numpy().T  # (Q, B)
         part_labels = np.array([row.label for row in part])
         known = part_labels != ""  # whether an unlabelled image is right nobody can say
         alike = names[:, None] == part_labels[None, :]
@@ -131,8 +134,9 @@ def play(
         same = np.maximum(same, np.where(alike & ~copies, similarities, -np.inf).max(axis=1))
         other = np.maximum(other, np.where(~alike & known, similarities, -np.inf).max(axis=1))
     present = np.isfinite(same)
-    # On a tie nobody can say which of the two is shown first: it counts as wrong.
-    return Trials(np.where(present, np.maximum(same, other), -np.inf), same > other, other, names)
+    # A negative tied with the positive stands before it, as in every count: the answer is wrong.
+    above, tied = compared(other, same)
+    return Trials(np.where(present, np.maximum(same, other), -np.inf), ~(above | tied), other, names)
 
 
 def choose(trials: Trials, *, precision: float, absent: float, least: int = 20, seed: int = 0) -> Calibration:

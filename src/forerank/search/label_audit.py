@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from forerank.data import Table
 from forerank.errors import InputError
+from forerank.metrics import ConfusedPair, confused_pairs, neighbours
 from forerank.ranking.hard import hard_ranks
 from forerank.ranking.hard_rows import unit_rows
-from forerank.report import ConfusedPair, confused_pairs, neighbours
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -116,9 +116,10 @@ def audit(
     for part in hard_ranks(unit_rows(np.asarray(vectors)), codes):
         for i, start, stop in zip(part.queries, part.offsets[:-1], part.offsets[1:], strict=True):
             if stop > start:
-                above = part.above[start:stop]
-                before[i], before_nearest[i] = above.mean(), above[0]
-                reach[i] = int((above <= positives[i] // 4).sum())
+                # A negative tied with a positive stands before it, as in every count.
+                ahead = part.above[start:stop] + part.tied[start:stop]
+                before[i], before_nearest[i] = ahead.mean(), ahead[0]
+                reach[i] = int((ahead <= positives[i] // 4).sum())
     chance = _chance(before_nearest, positives, size - 1 - positives)
     near = neighbours(vectors, codes, k=k)
     suggestion, agreement = _vote(near.index, near.similarity, codes, len(table.classes))
@@ -198,10 +199,8 @@ def _split_classes(
         kept = members[~suspect[members]]
         if len(kept) < 4:
             continue
-        similarity = unit[members] @ unit[members].T
-        np.fill_diagonal(similarity, -np.inf)
         leader = np.arange(len(members))
-        nearest_first = np.argsort(-similarity, axis=1, kind="stable")
+        nearest_first = neighbours(vectors[members], np.zeros(len(members), int), k=len(members)).index
         for i in range(len(members)):
             for j in nearest_first[i, : reach[members[i]]]:
                 a, b = leader[i], leader[j]

@@ -14,7 +14,7 @@ from forerank.data import ImageDataset, Table
 from forerank.data.dataset import collate
 from forerank.data.preprocessing import Views
 from forerank.metrics import Evaluation, evaluate
-from forerank.metrics.evaluation import checked_ks
+from forerank.metrics.inputs import checked_ks
 from forerank.training.batches import FeatureRows, loading_processes
 from forerank.training.interruption import leave_signals_to_parent
 from forerank.training.processes import Processes, bar, collect, shard

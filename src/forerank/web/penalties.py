@@ -3,8 +3,7 @@
 import numpy as np
 
 from forerank.errors import InputError
-from forerank.report import Ranking, derivative, ranking_svg
-from forerank.report.penalties import positive_charges, ranking_penalties
+from forerank.report import derivative, rank_query, ranking_svg
 from forerank.search.index import Index
 from forerank.search.rows import Row
 from forerank.web.answers import PenaltiesAnswer, PenaltyAnswer
@@ -17,41 +16,29 @@ def penalties_of(index: Index, query: Row, loss: str, shown: int) -> PenaltiesAn
     """Charges and penalties within the first `DEPTH` images found for a labelled row; `shown` are told."""
     if not query.label:
         raise InputError("penalties need labels: this image has none.")
-    slope = derivative(loss)
-    hits = [hit for hit in index.search_row(query.id, DEPTH) if hit.label]
-    similarities = np.array([hit.similarity for hit in hits])
-    positive = np.array([hit.label == query.label for hit in hits], dtype=bool)
-    charges = positive_charges(similarities, positive, slope)
-    penalties = ranking_penalties(similarities, positive, slope)
-    head = min(shown, len(hits))
-    # Rows of the figure are places in the list; the query stands after the last of them.
-    ranking = Ranking(
-        query=head,
-        rows=np.arange(head),
-        similarities=similarities[:head],
-        is_positive=positive[:head],
-        charges=charges[:head],
-        penalties=penalties[:head],
-        hidden_positives=int(positive[head:].sum()),
-    )
-    ids = [hit.id for hit in hits[:head]] + [query.id]
-    names = [hit.label for hit in hits[:head]] + [query.label]
+    hits = sorted((hit for hit in index.search_row(query.id, DEPTH) if hit.label), key=lambda hit: hit.id)
+    # The engine finds who takes part; the order and the charges are those of every other ranked list, so that
+    # ties stand where the evaluation counts them. Rows of the ranking are places in `ids`.
+    ids = [query.id, *(hit.id for hit in hits)]
+    labels = np.array([query.label, *(hit.label for hit in hits)])
+    vectors = index.engine.vectors(ids)
+    ranking = rank_query(vectors, labels, 0, derivative(loss), shown=shown)
     told = [
         PenaltyAnswer(
             rank=place + 1,
-            id=hits[place].id,
-            label=hits[place].label,
-            similarity=round(hits[place].similarity, 6),
-            positive=bool(positive[place]),
-            charge=float(charges[place]),
-            penalty=float(penalties[place]),
+            id=ids[row],
+            label=str(labels[row]),
+            similarity=round(float(ranking.similarities[place]), 6),
+            positive=bool(ranking.is_positive[place]),
+            charge=float(ranking.charges[place]),
+            penalty=float(ranking.penalties[place]),
         )
-        for place in range(head)
+        for place, row in enumerate(ranking.rows.tolist())
     ]
     return PenaltiesAnswer(
         loss=loss,
-        positives_below=int(positive[head:].sum()),
+        positives_below=ranking.hidden_positives,
         considered=len(hits),
         ranking=told,
-        figure=ranking_svg(ranking, lambda place: f"/images/{ids[place]}", names),
+        figure=ranking_svg(ranking, lambda row: f"/images/{ids[row]}", labels),
     )
