@@ -50,12 +50,12 @@ def make_queries(vectors: np.ndarray, count: int, seed: int = 1) -> np.ndarray:
 def build_ours(folder: Path, vectors: np.ndarray, approximate: bool) -> float:
     """Seconds to write an index folder of these vectors."""
     rows = [Row(f"{i:07d}.jpg", f"{i // 8}", f"{i:032x}", 1, 1) for i in range(len(vectors))]
-    engine = open_engine(folder, approximate=approximate)
+    engine = open_engine(folder)
     started = time.perf_counter()
-    with engine.update(vectors.shape[1], "benchmark") as update:
+    with engine.update(vectors.shape[1], "benchmark", approximate) as update:
         for start in range(0, len(rows), 8192):
             update.put(rows[start : start + 8192], vectors[start : start + 8192])
-        update.finish(rows, {"model": {"fingerprint": "benchmark"}, "root": ".", "labelled": True}, None)
+        update.complete(rows, {"model": {"fingerprint": "benchmark"}, "root": ".", "labelled": True}, None)
     return time.perf_counter() - started
 
 
@@ -179,10 +179,10 @@ def page_under_load(
         Image.fromarray(pixels).resize((800, 600)).save(images / f"{i}.jpg", quality=90)
     place = folder / "served"
     rows = [Row(f"{i % 200}.jpg", f"{i // 8}", f"{i:032x}", 1, 1) for i in range(len(vectors))]
-    engine = open_engine(place, approximate=False)
-    with engine.update(vectors.shape[1], "benchmark") as update:
+    engine = open_engine(place)
+    with engine.update(vectors.shape[1], "benchmark", False) as update:
         update.put(rows, vectors)
-        update.finish(
+        update.complete(
             rows, {"model": {"fingerprint": "benchmark"}, "root": str(images), "labelled": True}, None
         )
     code = (

@@ -60,11 +60,23 @@ def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusSe
     server.kill()
 
 
-@pytest.fixture(params=["folder", "milvus file", "milvus server"])
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine from outside: one file, `plain_engine.py`, and one line."""
+    from forerank.search.engine import ENGINES
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setitem(ENGINES, "plain", "plain_engine:PlainEngine")
+
+
+@pytest.fixture(params=["folder", "plain", "milvus file", "milvus server"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh place for an index, once for every kind of engine."""
     if request.param == "folder":
         return str(tmp_path / "index")
+    if request.param == "plain":
+        request.getfixturevalue("plain")
+        return f"plain:{tmp_path}"
     pytest.importorskip("pymilvus")
     pytest.importorskip("milvus_lite")
     if request.param == "milvus file":
@@ -111,12 +123,18 @@ META = {"model": {"fingerprint": "model-a", "source": "a"}, "root": "/images"}
 def fill() -> Callable[..., None]:
     """Put rows and vectors into an engine in one update."""
 
-    def filled(engine: Any, rows: list[Row], vectors: Any, meta: dict[str, Any] | None = None) -> None:
-        with engine.update(vectors.shape[1], "model-a") as update:
-            have = update.stored()
+    def filled(
+        engine: Any,
+        rows: list[Row],
+        vectors: Any,
+        meta: dict[str, Any] | None = None,
+        approximate: bool | None = None,
+    ) -> None:
+        with engine.update(vectors.shape[1], "model-a", approximate) as update:
+            have = update.stored({row.content for row in rows})
             new = [i for i, row in enumerate(rows) if row.content not in have]
             update.put([rows[i] for i in new], vectors[new])
-            update.finish(rows, meta or META, None)
+            update.complete(rows, meta or META, None)
 
     return filled
 

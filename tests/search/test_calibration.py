@@ -16,7 +16,7 @@ def make_index(address, vectors, labels, contents=None):
     rows = [Row(f"{i:05d}.png", label, names[i], 1, 1) for i, label in enumerate(labels)]
     with engine.update(vectors.shape[1], "m") as update:
         update.put(rows, vectors)
-        update.finish(rows, {"model": {"fingerprint": "m"}, "root": ".", "labelled": True}, None)
+        update.complete(rows, {"model": {"fingerprint": "m"}, "root": ".", "labelled": True}, None)
     return Index(engine)
 
 
@@ -133,9 +133,9 @@ def test_stored_and_used(address):
     assert near.found
     assert near.to_dict()["hits"][0]["trusted"]
     # Survives the next update of the same model.
-    rows = list(again.engine.catalogue().values())
+    rows = list(again.engine.all_rows())
     with again.engine.update(16, "m") as update:
-        update.finish(rows[:-1], again.meta, None)
+        update.complete(rows[:-1], again.meta, None)
     again.close()
     assert Index(open_engine(address)).threshold == pytest.approx(result.similarity)
 

@@ -21,7 +21,7 @@ def fill_engine(address, vectors, labels=None, contents=None):
                 known.add(row.content)
                 order.append(i)
         update.put([rows[i] for i in order], vectors[order])
-        update.finish(rows, {"model": {"fingerprint": "m"}}, None)
+        update.complete(rows, {"model": {"fingerprint": "m"}}, None)
     return engine
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forerank.errors import InputError
-from forerank.search.engine import open_engine, unit_vectors
+from forerank.search.engine import Filter, open_engine, unit_vectors
 
 NAMES = [f"class{i % 4}/image{i:03d}.jpg" for i in range(60)]
 
@@ -18,8 +18,12 @@ def engine(address):
     opened.close()
 
 
+def by_path(engine):
+    return {row.path: row for row in engine.all_rows()}
+
+
 def ids_by_path(engine):
-    return {path: row.id for path, row in engine.catalogue().items()}
+    return {path: row.id for path, row in by_path(engine).items()}
 
 
 def test_search_is_exact_and_sorted(engine, fill, make_rows, random_vectors):
@@ -87,12 +91,12 @@ def test_changed_moved_and_removed_rows(engine, fill, make_rows, random_vectors,
     now = [changed, moved, relabelled, *rows[10:]]
     new_vector = random_vectors(1, seed=9)
     with engine.update(16, "model-a") as update:
-        assert changed.content not in update.stored()
-        assert {row.content for row in now} - update.stored() == {changed.content}
+        contents = {row.content for row in now}
+        assert contents - update.stored(contents) == {changed.content}
         update.put([changed], new_vector)
-        update.finish(now, meta, None)
+        update.complete(now, meta, None)
     assert engine.count() == len(now) == 53
-    catalogue = engine.catalogue()
+    catalogue = by_path(engine)
     assert set(catalogue) == {row.path for row in now}
     assert catalogue[NAMES[2]].label == "relabelled"
     np.testing.assert_allclose(engine.vectors([catalogue[NAMES[0]].id]), new_vector, atol=1e-6)
@@ -104,7 +108,7 @@ def test_two_files_of_the_same_bytes_are_two_rows(engine, fill, make_rows, rando
     twin = replace(row, path="b/two.jpg", label="b")
     fill(engine, [row, twin], np.repeat(random_vectors(1), 2, axis=0))
     assert engine.count() == 2
-    assert {r.label for r in engine.catalogue().values()} == {"a", "b"}
+    assert {r.label for r in by_path(engine).values()} == {"a", "b"}
 
 
 def test_pages_walk_through_everything_once(engine, fill, make_rows, random_vectors):
@@ -116,27 +120,27 @@ def test_pages_walk_through_everything_once(engine, fill, make_rows, random_vect
         after = page[-1].id
     assert sorted(row.path for row in seen) == sorted(NAMES)
     assert [row.id for row in seen] == sorted(row.id for row in seen)
-    assert {row.label for row in engine.page(limit=100, label="class2")} == {"class2"}
-    assert len(engine.page(limit=100, label="class2")) == 15
-    assert {row.path for row in engine.page(limit=100, text="image00")} == {
+    assert {row.label for row in engine.page(limit=100, where=Filter(label="class2"))} == {"class2"}
+    assert len(engine.page(limit=100, where=Filter(label="class2"))) == 15
+    assert {row.path for row in engine.page(limit=100, where=Filter(text="image00"))} == {
         n for n in NAMES if "image00" in n
     }
-    assert engine.page(limit=100, text="%") == []
+    assert engine.page(limit=100, where=Filter(text="%")) == []
     assert engine.labels() == [f"class{i}" for i in range(4)]
     assert engine.labels("SS3") == ["class3"]
-    assert len(engine.page(limit=100, text="IMAGE00")) == 10
+    assert len(engine.page(limit=100, where=Filter(text="IMAGE00"))) == 10
 
 
 def test_texts_are_found_in_any_case_and_any_script(engine, fill, make_rows, random_vectors):
     fill(engine, make_rows(["ÄPFEL/1.jpg", "груша/2.jpg", "plain/Ünï.jpg"]), random_vectors(3))
     for text, path in (("äpfel", "ÄPFEL/1.jpg"), ("ГРУША", "груша/2.jpg"), ("üNÏ", "plain/Ünï.jpg")):
-        assert [row.path for row in engine.page(text=text)] == [path]
+        assert [row.path for row in engine.page(where=Filter(text=text))] == [path]
     assert engine.labels("äPF") == ["ÄPFEL"]
 
 
 def test_an_empty_index_answers(engine, fill, random_vectors, meta):
     with engine.update(16, "model-a") as update:
-        update.finish([], meta, None)
+        update.complete([], meta, None)
     assert engine.count() == 0
     assert engine.search(random_vectors(2), 5).ids.shape == (2, 0)
     assert [engine.page(), engine.labels(), list(engine.scan())] == [[], [], []]
@@ -162,10 +166,10 @@ def test_what_was_put_survives_when_the_update_is_abandoned(engine, fill, make_r
     with engine.update(16, "model-a") as update:
         update.put(rows[:25], vectors[:25])  # and never finished
     with engine.update(16, "model-a") as update:
-        assert {row.content for row in rows[:25]} <= update.stored()
+        assert update.stored({row.content for row in rows}) == {row.content for row in rows[:25]}
         update.put(rows[25:], vectors[25:])
-        update.finish(rows, meta, None)
-    catalogue = engine.catalogue()
+        update.complete(rows, meta, None)
+    catalogue = by_path(engine)
     np.testing.assert_array_equal(engine.vectors([catalogue[name].id for name in NAMES]), vectors)
 
 
@@ -192,3 +196,81 @@ def test_vectors_without_direction_are_refused():
         unit_vectors([[1.0, 0.0], [0.0, 0.0]])
     with pytest.raises(InputError, match="3 dimensions but the index has 2"):
         unit_vectors([[1.0, 0.0, 0.0]], dim=2)
+
+
+def test_filters_choose_rows_in_searches_and_pages(engine, fill, make_rows, random_vectors):
+    """Every engine agrees with `Filter.accepts`, whatever language it filters in."""
+    odd = 'na"me with \\ and %'
+    rows = [
+        replace(row, columns={"category": "ab"[i % 2], "price": str(i % 5), odd: 'va"l\\ue %_'[: 1 + i % 10]})
+        for i, row in enumerate(make_rows(NAMES))
+    ]
+    rows[7] = replace(rows[7], path='quo"te/100%_back\\slash.JPG', columns={})
+    vectors, queries = random_vectors(60), random_vectors(3, seed=1)
+    fill(engine, rows, vectors)
+    filters = [
+        Filter(label="class1"),
+        Filter(text="IMAGE01"),
+        Filter(text="100%"),
+        Filter(text="%"),
+        Filter(text="_"),
+        Filter(text="\\SLASH"),
+        Filter(text='O"T'),
+        Filter(columns=(("category", "b"),)),
+        Filter(label="class3", text="image0", columns=(("category", "b"), ("price", "3"))),
+        Filter(columns=((odd, 'va"l\\u'),)),
+        Filter(columns=((odd, 'va"l\\ue %_'),)),
+        Filter(columns=(("no such column", ""),)),
+        Filter(label="' or 1 == 1"),
+    ]
+    for where in filters:
+        accepted = [i for i, row in enumerate(rows) if where.accepts(row)]
+        assert {row.path for row in engine.page(limit=100, where=where)} == {rows[i].path for i in accepted}
+        found = engine.search(queries, 5, where)
+        products = queries @ vectors[accepted].T
+        expected = np.argsort(-products, axis=1)[:, :5]
+        assert found.ids.shape == expected.shape
+        paths = [[row.path for row in engine.rows(ids)] for ids in found.ids.tolist()]
+        assert paths == [[rows[accepted[j]].path for j in line] for line in expected]
+        np.testing.assert_allclose(found.similarities, np.take_along_axis(products, expected, 1), atol=1e-5)
+
+
+def test_a_changed_column_is_a_change(engine, fill, make_rows, random_vectors):
+    rows, vectors = make_rows(NAMES[:4]), random_vectors(4)
+    fill(engine, rows, vectors)
+    fill(engine, [replace(rows[0], columns={"price": "9"}), *rows[1:]], vectors)
+    assert by_path(engine)[NAMES[0]].columns == {"price": "9"}
+    assert by_path(engine)[NAMES[1]].columns == {}
+    assert [row.path for row in engine.page(where=Filter(columns=(("price", "9"),)))] == [NAMES[0]]
+
+
+def test_what_an_engine_says_it_can_do_is_what_it_does(
+    engine, address, fill, make_rows, random_vectors, meta, tmp_path
+):
+    can, rows, vectors = engine.abilities, make_rows(NAMES), random_vectors(60)
+    with engine.update(16, "model-a") as update:
+        update.put(rows, vectors)
+        second = open_engine(address)
+        try:
+            with second.update(16, "model-a"):
+                refused = False
+        except InputError:
+            refused = True
+        assert refused == can.excludes_writers
+        update.complete(rows, meta, lambda folder: folder.mkdir())
+    second.close()
+    assert (sorted(ids_by_path(engine).values()) == list(range(60))) == can.dense_ids
+    assert (engine.model_folder() is not None) == can.keeps_model
+    if can.approximate:
+        fill(engine, rows[:50], vectors[:50], approximate=True)
+        assert engine.meta()["approximate"]["recall"] > 0
+
+
+def test_an_engine_that_chooses_its_own_index_refuses_the_option(address, model_folder, image_folder):
+    from forerank.search import build_index
+
+    if open_engine(address).abilities.approximate:
+        assert build_index(model_folder, image_folder, address, approximate=True).approximate
+    else:
+        with pytest.raises(InputError, match="leave out --approximate"):
+            build_index(model_folder, image_folder, address, approximate=True)

@@ -42,8 +42,8 @@ def clustered(count=4000, dim=24):
 
 def test_an_approximate_index_says_truly_how_good_it_is(tmp_path, fill, make_rows, capsys):
     vectors = clustered()
-    engine = open_engine(tmp_path / "index", approximate=True)
-    fill(engine, make_rows([f"a/{i:04d}.png" for i in range(len(vectors))]), vectors)
+    engine = open_engine(tmp_path / "index")
+    fill(engine, make_rows([f"a/{i:04d}.png" for i in range(len(vectors))]), vectors, approximate=True)
     said = capsys.readouterr().err
     measured = engine.meta()["approximate"]
     assert f"recall@10 {measured['recall']:.4f}" in said

@@ -65,9 +65,9 @@ rows = [Row(f"{i}.png", "new", f"{i:032x}", 1, 1) for i in range(5, 15)]
 vectors = np.eye(16, dtype=np.float32)[5:15]
 engine = folder.FolderEngine(address)
 with engine.update(16, "model-a") as update:
-    new = [i for i, row in enumerate(rows) if row.content not in update.stored()]
+    new = [i for i, row in enumerate(rows) if not update.stored([row.content])]
     update.put([rows[i] for i in new], vectors[new])
-    update.finish(rows, {"model": {"fingerprint": "model-a"}}, save_model)
+    update.complete(rows, {"model": {"fingerprint": "model-a"}}, save_model)
 """
 
 
@@ -100,7 +100,8 @@ def test_killed_at_any_moment_it_is_the_old_index_or_the_new(tmp_path, fill):
             # What the killed one had stored is not embedded again, and what it left behind goes away.
             again = open_engine(address)
             with again.update(16, "model-a") as update:
-                assert {f"{i:032x}" for i in range(5, 15)} <= update.stored()
+                contents = {f"{i:032x}" for i in range(5, 15)}
+                assert update.stored(contents) == contents
             again.tidy()
             assert len(list(address.glob("generation-*"))) == 1
             assert not list(address.glob("building-*"))

@@ -10,7 +10,7 @@ pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")
 
 from forerank.errors import ForerankError, InputError
-from forerank.search import Index, milvus, open_engine
+from forerank.search import Index, milvus, milvus_connection, open_engine
 
 
 @pytest.fixture
@@ -38,16 +38,16 @@ def test_a_server_that_is_killed_and_comes_back_loses_nothing(
         own_server.kill()
         own_server.start()
         update.put(rows[60:], vectors[60:])
-        update.finish(rows, meta, None)
+        update.complete(rows, meta, None)
     assert "trying again in" in capsys.readouterr().err
-    catalogue = engine.catalogue()
+    catalogue = {row.path: row for row in engine.all_rows()}
     assert len(catalogue) == engine.count() == 90
     np.testing.assert_array_equal(engine.vectors([catalogue[row.path].id for row in rows]), vectors)
     engine.close()
 
 
 def test_a_server_that_stays_away_is_told_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(milvus, "ATTEMPTS", 2)
+    monkeypatch.setattr(milvus_connection, "ATTEMPTS", 2)
     with pytest.raises(ForerankError, match=r"cannot reach milvus:http://127\.0\.0\.1:9"):
         open_engine("milvus:http://127.0.0.1:9").meta()
 
@@ -116,10 +116,38 @@ def test_two_contents_with_one_id_live_side_by_side(tmp_path, make_rows, random_
     for _ in range(2):
         with engine.update(16, "model-a") as update:
             for row, vector in zip(rows, vectors, strict=True):
-                if row.content not in update.stored():
+                if row.content not in update.stored([row.content]):
                     update.put([row], vector[None])
-            update.finish(rows, meta, None)
-    catalogue = engine.catalogue()
+            update.complete(rows, meta, None)
+    catalogue = {row.path: row for row in engine.all_rows()}
     assert len(catalogue) == 3
     np.testing.assert_array_equal(engine.vectors([catalogue[row.path].id for row in rows]), vectors)
+    engine.close()
+
+
+def test_an_update_never_holds_all_rows(tmp_path, fill, make_rows, random_vectors, meta, monkeypatch):
+    """What the server holds is looked at in batches: rows alive stay within a few batches of those given."""
+    import gc
+
+    from forerank.search.rows import Row
+
+    monkeypatch.setattr(milvus, "BATCH_ROWS", 50)
+    rows, vectors = make_rows([f"a/{i:04d}.png" for i in range(2000)]), random_vectors(2000)
+    engine = open_engine(f"milvus:{tmp_path / 'many.db'}")
+    fill(engine, rows, vectors)
+    alive = []
+    call = engine._call
+
+    def counted(*arguments, **options):
+        alive.append(sum(type(thing) is Row for thing in gc.get_objects()))
+        return call(*arguments, **options)
+
+    before = sum(type(thing) is Row for thing in gc.get_objects())
+    monkeypatch.setattr(engine, "_call", counted)
+    with engine.update(16, "model-a") as update:
+        assert len(update.stored({row.content for row in rows})) == 2000
+        update.complete(rows[5:], meta, None)
+    assert len(alive) > 30
+    assert max(alive) - before < 500
+    assert engine.count() == 1995
     engine.close()

@@ -153,12 +153,12 @@ def test_a_bad_upload_is_told_and_the_page_goes_on(open_page, site, picture):
 
 def test_an_empty_index(open_page, serving, retriever, tmp_path, picture):
     from forerank.search import open_engine
-    from forerank.search.model import fingerprint
+    from forerank.search.model import model_identity
 
     engine = open_engine(tmp_path / "empty")
-    model = {"fingerprint": fingerprint(retriever.model), "source": "efficientnet-lite0"}
+    model = {"fingerprint": model_identity(retriever.model), "source": "efficientnet-lite0"}
     with engine.update(retriever.dim, model["fingerprint"]) as update:
-        update.finish([], {"model": model, "root": str(tmp_path)}, None)
+        update.complete([], {"model": model, "root": str(tmp_path)}, None)
     with serving(Index.open(tmp_path / "empty", model=retriever)) as site:
         page = open_page(site)
         page.wait_for_selector("#empty:not([hidden])")
@@ -235,7 +235,7 @@ def test_a_hundred_thousand_images_do_not_choke_it(open_page, serving, tmp_path,
     from forerank.search import Row, open_engine
 
     files = sorted(path.relative_to(shapes).as_posix() for path in shapes.rglob("*.jpg"))
-    engine = open_engine(tmp_path / "large", approximate=False)
+    engine = open_engine(tmp_path / "large")
     vectors = np.random.default_rng(0).normal(size=(100_000, 8)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     # Many names for few files: links would be slow to make, rows are enough.
@@ -245,7 +245,7 @@ def test_a_hundred_thousand_images_do_not_choke_it(open_page, serving, tmp_path,
     ]
     with engine.update(8, "m") as update:
         update.put(rows, vectors)
-        update.finish(rows, {"model": {"fingerprint": "m"}, "root": str(shapes), "labelled": True}, None)
+        update.complete(rows, {"model": {"fingerprint": "m"}, "root": str(shapes), "labelled": True}, None)
     with serving(Index(open_engine(tmp_path / "large"))) as site:
         page = open_page(site)
         shown(page)

@@ -6,19 +6,19 @@ import time
 import numpy as np
 import pytest
 
-from forerank.search.engine import Neighbours
+from forerank.search.engine import RowNeighbours
 from forerank.web.together import Together
 
 
-def exact(queries, k):
+def exact(queries, k, where=None):
     order = np.argsort(-queries, axis=1)[:, :k]
-    return Neighbours(order, np.take_along_axis(queries, order, axis=1))
+    return RowNeighbours(order, np.take_along_axis(queries, order, axis=1))
 
 
 def test_everybody_gets_their_own_answer():
     sizes = []
 
-    def slow(queries, k):
+    def slow(queries, k, where):
         sizes.append(len(queries))
         time.sleep(0.02)
         return exact(queries, k)
@@ -46,7 +46,7 @@ def test_everybody_gets_their_own_answer():
 def test_a_fault_reaches_those_it_concerns_and_nobody_else():
     calls = []
 
-    def faulty(queries, k):
+    def faulty(queries, k, where):
         calls.append(1)
         if len(calls) == 1:
             raise RuntimeError("once")
@@ -57,3 +57,29 @@ def test_a_fault_reaches_those_it_concerns_and_nobody_else():
     with pytest.raises(RuntimeError, match="once"):
         together(query, 1)
     assert together(query, 1).ids.shape == (1, 1)
+
+
+def test_queries_with_different_filters_are_not_mixed():
+    from forerank.search.engine import Filter
+
+    seen = []
+
+    def search(queries, k, where):
+        seen.append((len(queries), where))
+        time.sleep(0.02)
+        return exact(queries * (-1 if where.label else 1), k)
+
+    together = Together(search)
+    answers = {}
+
+    def ask(i):
+        where = Filter(label="a") if i % 2 else Filter()
+        answers[i] = together(np.array([[0.1, 0.9]], np.float32), 1, where).ids.tolist()
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert answers == {i: [[0]] if i % 2 else [[1]] for i in range(20)}
+    assert len(seen) < 20

@@ -28,9 +28,9 @@ def calibrate(
     Parameters
     ----------
     index
-        A labelled index: a folder, or milvus:...
+        A labelled index: a folder, or SCHEME:PLACE of another engine.
     validation
-        Labelled images that are not in the index: a folder (one sub-folder a label), a CSV, a data set.
+        Labelled images that are not in the index: a folder (one sub-folder per label), a CSV, a data set.
     precision
         Wanted share of right answers among the answers given.
     absent

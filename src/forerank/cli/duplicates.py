@@ -14,7 +14,7 @@ def duplicates(index: str, /, *, similarity: float = 0.98, json: bool = False) -
     Parameters
     ----------
     index
-        A folder, or milvus:...
+        A folder, or SCHEME:PLACE of another engine.
     similarity
         Images at least this similar belong together.
     json

@@ -1,6 +1,5 @@
 """`forerank index`."""
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -39,7 +38,7 @@ def index(
     images
         A folder, a CSV with path and label, or a data set's name.
     output
-        Where the index lives: a folder, milvus:FILE.db, or milvus:http://HOST:PORT#COLLECTION.
+        Where the index is kept: a folder, or SCHEME:PLACE of another engine, for example milvus:FILE.db.
     split
         Which part of a data set: train, validation, test or all.
     approximate
@@ -75,5 +74,4 @@ def index(
         print(report)
         if len(report.skipped) > 5:
             say(f"{len(report.skipped)} images were left out; --json lists them all")
-        if not output.startswith("milvus:") or Path(output).exists():
-            say(f"look at it: forerank serve {output}")
+        say(f"look at it: forerank serve {output}")

@@ -15,6 +15,8 @@ def search(
     /,
     *,
     k: Annotated[int, Parameter(name=["--k", "-k"])] = 10,
+    where: list[str] | None = None,
+    text: str = "",
     json: bool = False,
     model: str | None = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
@@ -27,15 +29,21 @@ def search(
 
         forerank search glyphs.index query.png
         forerank search photos.index ./queries -k 3 > found.csv
+        forerank search shop.index shoe.jpg --where category=boots --where colour=red
 
     Parameters
     ----------
     index
-        A folder, or milvus:...
+        A folder, or SCHEME:PLACE of another engine.
     query
         A picture, or a folder of pictures.
     k
         Images to find.
+    where
+        COLUMN=VALUE: only images with this value in a column of the CSV they were indexed from, or with this
+        label (label=VALUE); give it several times for several conditions.
+    text
+        Only images with this text in their path or label.
     json
         Print JSON.
     model
@@ -48,6 +56,7 @@ def search(
     from forerank.files import write_atomically
     from forerank.models import keep_freed_memory
     from forerank.search.answers import answer_files, write_answers
+    from forerank.search.engine import EVERYTHING
     from forerank.search.index import Index
 
     if output is not None:
@@ -57,24 +66,24 @@ def search(
             raise InputError(f"cannot write {output}: give a file in a folder that exists")
     keep_freed_memory()
     opened = Index.open(index, model=model)
-    root = str(opened.root)
+    root, condition = str(opened.root), opened.filter(where or [], text)
     if query.is_dir() or output is not None:
-        answers = answer_files(opened, find_images(query), k)
+        answers = answer_files(opened, find_images(query), k, condition)
         if json:
-            print_json([{"query": str(file), "root": root, **found.to_dict()} for file, found in answers])
+            print_json([{"query": str(file), "root": root, **matches.to_dict()} for file, matches in answers])
         elif output is not None:
 
             def fill(place: Path) -> None:
                 with place.open("w", newline="", encoding="utf-8") as file:
-                    write_answers(answers, file)
+                    write_answers(answers, file, opened.columns)
 
             write_atomically(output, fill)
             say(f"{len(answers)} queries answered in {output}; paths start from {root}")
         else:
-            write_answers(answers, sys.stdout)
+            write_answers(answers, sys.stdout, opened.columns)
             say(f"paths start from {root}")
         return
-    matches = opened.search(query, k)
+    matches = opened.search(query, k, condition)
     if json:
         print_json({"query": str(query), "root": root, **matches.to_dict()})
         return
@@ -85,8 +94,15 @@ def search(
             if matches.threshold is None
             else f" from {matches.threshold:.4f} on a match is trusted{nearest}"
         )
-        print(f"no match:{below or ' the index is empty'}")
+        empty = "the index is empty" if condition == EVERYTHING else "no image fulfils the conditions"
+        print(f"no match:{below or f' {empty}'}")
     if len(matches):
-        rows = [(hit.rank, f"{hit.similarity:.4f}", hit.label or "-", hit.path) for hit in matches]
-        print(format_table(["rank", "similarity", "label", "path"], rows))
+        rows = [
+            (
+                *(hit.rank, f"{hit.similarity:.4f}", hit.label or "-", hit.path),
+                *(hit.columns.get(name, "-") for name in opened.columns),
+            )
+            for hit in matches
+        ]
+        print(format_table(["rank", "similarity", "label", "path", *opened.columns], rows))
         say(f"paths start from {root}")

@@ -27,7 +27,7 @@ def serve(
     Parameters
     ----------
     index
-        A folder, or milvus:...
+        A folder, or SCHEME:PLACE of another engine.
     host
         Address to listen on. 0.0.0.0 lets everybody in who can reach this machine: there is no password.
     port

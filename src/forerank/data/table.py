@@ -44,6 +44,7 @@ class Table:
             query's own camera may have to be ignored), or None.
         box: (N, 4) int32 bounding box x1, y1, x2, y2 in pixels of the upright image (four
             zeros: the whole image), or None.
+        further: columns (N,) of text with other names, such as price or URL; an index keeps them.
         notes: what a reader wants said about the set (for instance counts that differ from the paper's).
 
     >>> table = Table(["a/1.jpg", "a/2.jpg", "b/3.jpg"], ["a", "a", "b"], ["train", "train", "test"])
@@ -61,6 +62,7 @@ class Table:
     category: Strings | None = None
     sequence: Strings | None = None
     box: NDArray[np.int32] | None = None
+    further: Mapping[str, Strings] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -78,10 +80,11 @@ class Table:
             put(name, np.ones(n, dtype=bool) if value is None else np.asarray(value, dtype=bool))
         if self.box is not None:
             put("box", np.asarray(self.box, dtype=np.int32).reshape(-1, 4))
-        for column in fields(self):
-            value = getattr(self, column.name)
+        put("further", {key: np.asarray(value, dtype=np.str_) for key, value in self.further.items()})
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        for name, value in (columns | dict(self.further)).items():
             if isinstance(value, np.ndarray) and len(value) != n:
-                raise InputError(f"column {column.name!r} has {len(value)} rows where 'path' has {n}")
+                raise InputError(f"column {name!r} has {len(value)} rows where 'path' has {n}")
         for split in np.unique(self.split):
             if split not in SPLITS:
                 row = int(np.flatnonzero(self.split == split)[0])
@@ -115,6 +118,7 @@ class Table:
         if rows.dtype == bool and rows.shape != (len(self),):
             raise InputError(f"the mask has shape {rows.shape} where the table has {len(self)} rows")
         cut = {c.name: getattr(self, c.name) for c in fields(self)}
+        cut["further"] = {name: column[rows] for name, column in self.further.items()}
         return Table(**{k: v[rows] if isinstance(v, np.ndarray) else v for k, v in cut.items()})
 
     def select(self, split: str) -> "Table":
@@ -150,8 +154,8 @@ class Table:
 
         Needed: `path, label`. Understood: `split, is_query, is_gallery, category, sequence` and the box
         `x_1, y_1, x_2, y_2`. Without `split` every row is "train". An empty `is_query` or `is_gallery`
-        means true (`read_flags` says when it is refused). Other columns are ignored. Paths start from
-        `root`, by default the CSV's folder.
+        means true (`read_flags` says when it is refused). Other columns are kept as text in `further`. Paths
+        start from `root`, by default the CSV's folder.
         """
         file = Path(file)
         if not file.is_file():
@@ -214,6 +218,11 @@ class Table:
             category=_array(text("category"), np.str_),
             sequence=_array(text("sequence"), np.str_),
             box=_array(box, np.int32),
+            further={
+                name: np.array([(row[name] or "").strip() for row in rows])
+                for name in header
+                if name and name not in (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)
+            },
         )
 
     def write_csv(self, file: str | Path, *, oml: bool = False) -> None:
@@ -241,6 +250,7 @@ class Table:
         }
         if self.box is not None:
             columns |= dict(zip(BOX_COLUMNS, self.box.T, strict=True))
+        columns |= self.further
         rows = zip(*(column[keep] for column in columns.values()), strict=True)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -270,4 +280,6 @@ def concatenate(tables: Sequence[Table], name: str | None = None) -> Table:
     for key, parts in columns.items():
         if isinstance(parts[0], np.ndarray):
             joined[key] = np.concatenate(parts)
+    shared = [name for name in first.further if all(name in t.further for t in tables)]
+    joined["further"] = {name: np.concatenate([t.further[name] for t in tables]) for name in shared}
     return Table(**joined, root=first.root, name=name or first.name, notes=first.notes)

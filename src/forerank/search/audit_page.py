@@ -50,6 +50,7 @@ def write_csv(found: Audit, path: Path) -> None:
             columns[name] = column.tolist()
     if table.box is not None:
         columns |= dict(zip(BOX_COLUMNS, table.box.T.tolist(), strict=True))
+    columns |= {name: column.tolist() for name, column in table.further.items() if name not in columns}
 
     def fill(file: Path) -> None:
         with file.open("w", newline="", encoding="utf-8", errors="surrogateescape") as out:

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from forerank.data.threads import map_in_threads
 from forerank.errors import InputError
 from forerank.search.engine import Update, open_engine
 from forerank.search.images import Images, list_images
-from forerank.search.model import fingerprint, refuse_other_model
+from forerank.search.model import model_identity, refuse_other_model
 from forerank.search.rows import Row, hash_bytes, hash_file, open_plain
 
 if TYPE_CHECKING:
@@ -76,10 +77,10 @@ def build_index(
     Args:
         model: a run or model folder, a backbone's name, or a `forerank.models.Retriever`.
         images: a folder, a CSV, a data set's name or a `Table`.
-        address: a folder, or `milvus:...`.
+        address: a folder, or SCHEME:PLACE of another engine.
         split: which part of a data set: "train", "validation", "test" or "all".
-        approximate: whether to have an approximate index (local folder only); None: where it pays.
-        replace: build anew, with another model or where the old index is damaged (local folder only).
+        approximate: whether to have an approximate index, if the engine can; None: where it pays.
+        replace: build anew, with another model or where the old index is damaged.
         rehash: read every file again instead of trusting size and time of the unchanged ones.
         on_bad: "skip" leaves unreadable images out and reports them; "refuse" stops at the first.
         part: images between two points from which an interrupted run goes on.
@@ -99,19 +100,28 @@ def build_index(
     started = time.perf_counter()
     from forerank.models import Retriever, save_model
 
-    engine = open_engine(address, approximate=approximate)  # first: a wrong place is told at once
+    engine = open_engine(address)  # first: a wrong place is told at once
+    if approximate is not None and not engine.abilities.approximate:
+        raise InputError(
+            f"the engine of {address} chooses its own kind of index: leave out --approximate and --exact."
+        )
     retriever = model if isinstance(model, Retriever) else Retriever.load(model)
     source = _source(model)
-    identity = fingerprint(retriever.model)
+    identity = model_identity(retriever.model)
     wanted = list_images(images, split)
     try:
         try:
             old = engine.meta()
-            known = engine.catalogue() if old is not None else {}
+            paths, known, gone = set(wanted.paths), dict[str, Row](), dict[str, str]()
+            for row in engine.all_rows() if old is not None else ():
+                if row.path in paths:
+                    known[row.path] = row
+                else:
+                    gone[row.path] = row.content
         except InputError:
             if not replace:
                 raise
-            old, known = None, {}  # damaged: nothing of it counts
+            old, known, gone = None, {}, {}  # damaged: nothing of it counts
         if old is not None and not replace:
             instead = "Give --replace to build it anew, or another place."
             refuse_other_model(str(address), old["model"], identity, source, instead)
@@ -129,24 +139,28 @@ def build_index(
             "root": str(wanted.root),
             "scanned": scanned,
             "labelled": any(row.label for row in rows),
+            "columns": sorted({name for row in rows for name in row.columns}),
         }
         if not same_model:
             meta.pop("threshold", None)  # similarities of another model mean something else
-        if _up_to_date(old, known, rows, meta, approximate):
+        if not gone and _up_to_date(old, known, rows, meta, approximate):
             report.count, report.kept, report.changed = len(rows), len(rows), False
             engine.tidy()
         else:
-            with engine.update(retriever.dim, identity) as update:
-                finished = known if old is not None and old.get("complete", True) else {}
+            with engine.update(retriever.dim, identity, approximate) as update:
+                finished = set[str]()
+                if old is not None and old.get("complete", True):
+                    finished = {row.content for row in known.values()} | set(gone.values())
                 new_bad = _embed(update, retriever, wanted.root, rows, finished, report, part)
                 rows = _leave_out_bad(rows, new_bad, report, on_bad)
                 meta["labelled"] = any(row.label for row in rows)
                 # Contents that no model will ever see need not be tried again.
                 meta["bad"] = bad | {c: why for c, why in new_bad.items() if why not in PASSING}
-                update.finish(rows, meta, lambda folder: save_model(retriever.model, folder))
+                keep_model = engine.abilities.keeps_model
+                update.complete(rows, meta, partial(save_model, retriever.model) if keep_model else None)
             report.count = len(rows)
             now = {row.path for row in rows}
-            report.removed = sum(path not in now for path in known)
+            report.removed = len(gone) + sum(path not in now for path in known)
         report.approximate = (engine.meta() or {}).get("approximate")
     finally:
         engine.close()
@@ -174,29 +188,31 @@ def _look(
 ) -> list[Row]:
     """A row for every file, hashing those whose size or time says that they may be new."""
 
-    def look(item: tuple[str, str]) -> Row | str:
-        path, label = item
+    def look(item: tuple[str, str, dict[str, str]]) -> Row | str:
+        path, label, columns = item
         if not (is_text(path) and is_text(label)):
             return "its name is not UTF-8: rename it"
+        if not all(is_text(name) and is_text(value) for name, value in columns.items()):
+            return "one of its columns is not UTF-8: save the CSV as UTF-8"
         file, before = wanted.root / path, known.get(path)
         try:
             state = file.stat()
             same = before is not None and (before.size, before.modified) == (state.st_size, state.st_mtime_ns)
             if before is not None and same and state.st_mtime_ns < trusted_until - RACY_NANOSECONDS:
-                return Row(path, label, before.content, before.size, before.modified)
+                return Row(path, label, before.content, before.size, before.modified, columns=columns)
             content, state = hash_file(file)
         except OSError as error:
             return f"cannot be read: {error.strerror}"
-        return Row(path, label, content, state.st_size, state.st_mtime_ns)
+        return Row(path, label, content, state.st_size, state.st_mtime_ns, columns=columns)
 
-    items = list(zip(wanted.paths, wanted.labels, strict=True))
+    items = list(zip(wanted.paths, wanted.labels, wanted.columns, strict=True))
     rows = []
     looked = progress(map_in_threads(look, items, workers=8), "looking at files", len(items))
-    for (path, _), found in zip(items, looked, strict=True):
-        if isinstance(found, Row):
-            rows.append(found)
+    for (path, _, _), outcome in zip(items, looked, strict=True):
+        if isinstance(outcome, Row):
+            rows.append(outcome)
         else:
-            _leave_out(report, path, found, on_bad)
+            _leave_out(report, path, outcome, on_bad)
     return rows
 
 
@@ -232,10 +248,7 @@ def _up_to_date(
     if approximate is not None and bool(old.get("approximate")) != approximate:
         return False
 
-    def facts(row: Row) -> tuple[str, str, int, int]:
-        return row.label, row.content, row.size, row.modified
-
-    return all(row.path in known and facts(known[row.path]) == facts(row) for row in rows)
+    return all(row.path in known and replace(known[row.path], id=row.id) == row for row in rows)
 
 
 def _embed(
@@ -243,13 +256,13 @@ def _embed(
     retriever: "Retriever",
     root: Path,
     rows: Sequence[Row],
-    known: dict[str, Row],
+    finished: set[str],
     report: BuildReport,
     part: int,
 ) -> dict[str, str]:
     """Store the vector of every content that has none yet; content -> why, of those that can have none."""
-    stored = update.stored()
-    before = {row.content for row in known.values()} & stored
+    stored = update.stored({row.content for row in rows})
+    before = finished & stored
     new: dict[str, Row] = {}  # one file of each content is enough
     for row in rows:
         if row.content in before:

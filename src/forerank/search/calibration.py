@@ -97,8 +97,7 @@ def calibrate(
     trials = play(index.engine, queries, labels, most=most, seed=seed)
     result = choose(trials, precision=precision, absent=absent, least=least, seed=seed)
     if store:
-        index.engine.change_meta({"threshold": result.to_dict()})
-        index.meta = index.engine.meta() or index.meta
+        index.store_threshold(result.to_dict())
     return result
 
 
@@ -108,12 +107,11 @@ def play(
     """Ask every query against all images and against those of other classes, in one pass."""
     generator = np.random.default_rng(seed)
     if queries is None or labels is None:
-        everyone = [row for row in engine.catalogue().values() if row.label]
-        if not everyone:
+        labelled = sorted(row.id for row in engine.all_rows() if row.label)
+        if not labelled:
             raise InputError("the index has no labels: give labelled images of your own as second argument.")
-        everyone.sort(key=lambda row: row.id)
-        chosen = generator.choice(len(everyone), size=min(most, len(everyone)), replace=False)
-        rows = [everyone[i] for i in np.sort(chosen)]
+        chosen = generator.choice(len(labelled), size=min(most, len(labelled)), replace=False)
+        rows = engine.rows([labelled[i] for i in np.sort(chosen)])
         vectors = engine.vectors([row.id for row in rows])
         names = np.array([row.label for row in rows])
         own = np.array([row.content for row in rows])

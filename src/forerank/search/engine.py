@@ -1,15 +1,16 @@
-"""What an engine is: rows and unit vectors in, nearest rows out. One engine a file."""
+"""What an engine is: rows and unit vectors in, nearest rows out. One file per engine."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from forerank.errors import InputError
+from forerank.errors import InputError, nearest
 from forerank.search.rows import Row
 
 Vectors = npt.NDArray[np.float32]
@@ -18,30 +19,77 @@ Meta = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class RowNeighbours:
     """The nearest rows of Q queries, nearest first: `ids` (Q, k) and `similarities` (Q, k)."""
 
     ids: Ids
     similarities: Vectors
 
 
-class Update(Protocol):
-    """A change of an index under way. What `put` has returned from survives a kill."""
+@dataclass(frozen=True)
+class Filter:
+    """Which rows count: those with this label, with `text` in path or label, and with these column values.
 
-    def stored(self) -> set[str]:
-        """Contents whose vectors are already safe: they need no embedding."""
+    Upper and lower case are the same in `text`, and different in labels and values.
+
+    >>> Filter(text="SHOE", columns=(("colour", "red"),)).accepts(
+    ...     Row("shoes/1.jpg", "", "", 0, 0, columns={"colour": "red"})
+    ... )
+    True
+    """
+
+    label: str | None = None
+    text: str = ""
+    columns: tuple[tuple[str, str], ...] = ()
+
+    def accepts(self, row: Row) -> bool:
+        """Whether a row counts; an engine that filters in its own language must agree with this."""
+        folded = self.text.casefold()
+        return (
+            self.label in (None, row.label)
+            and (folded in row.path.casefold() or folded in row.label.casefold())
+            and all(row.columns.get(name) == value for name, value in self.columns)
+        )
+
+
+EVERYTHING = Filter()
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What an engine can do beyond its methods; the other modules ask here instead of naming engines."""
+
+    approximate: bool  # builds an approximate index, or none, as `update` is told
+    keeps_model: bool  # keeps a copy of the model beside the vectors
+    dense_ids: bool  # ids are 0, 1, 2, ... without gaps
+    filters_on_server: bool  # rows that a filter rejects never reach this process
+    excludes_writers: bool  # a second update is refused while one runs
+
+
+class Update(Protocol):
+    """A change of an index that is being made. What `put` has returned from survives a kill."""
+
+    def stored(self, contents: Collection[str]) -> set[str]:
+        """Those of `contents` whose vectors are already safe: they need no embedding."""
 
     def put(self, rows: Sequence[Row], vectors: Vectors) -> None:
         """Keep the vectors (n, D) of these rows; when this returns they are on disk or acknowledged."""
 
-    def finish(self, rows: Sequence[Row], meta: Meta, save_model: Callable[[Path], None] | None) -> None:
+    def complete(self, rows: Sequence[Row], meta: Meta, save_model: Callable[[Path], None] | None) -> None:
         """Make the index hold exactly `rows`; every content must have been stored or put."""
 
 
 class Engine(Protocol):
-    """Where vectors live. Rows have integer ids of at most 53 bits; similarities are cosines."""
+    """Where vectors live. Rows have integer ids of at most 53 bits; similarities are cosines.
+
+    An engine is made from its address, and nothing is read or written before a method is called.
+    """
 
     address: str
+    abilities: ClassVar[Abilities]
+    forms: ClassVar[str]  # how its addresses are written, for people: "milvus:FILE.db"
+
+    def __init__(self, address: str) -> None: ...
 
     def meta(self) -> Meta | None:
         """What the index says about itself, or None where there is no index yet."""
@@ -52,8 +100,8 @@ class Engine(Protocol):
     def count(self) -> int:
         """How many rows there are."""
 
-    def search(self, queries: Vectors, k: int) -> Neighbours:
-        """The k nearest rows (fewer where there are fewer) of each unit vector of `queries` (Q, D)."""
+    def search(self, queries: Vectors, k: int, where: Filter = EVERYTHING) -> RowNeighbours:
+        """The k nearest rows that `where` accepts (fewer where there are fewer) of each query (Q, D)."""
 
     def rows(self, ids: Sequence[int]) -> list[Row]:
         """The rows of these ids, in their order; an unknown id raises KeyError."""
@@ -61,20 +109,24 @@ class Engine(Protocol):
     def vectors(self, ids: Sequence[int]) -> Vectors:
         """The vectors (n, D) of these ids, in their order; an unknown id raises KeyError."""
 
-    def page(self, after: int = -1, limit: int = 60, label: str | None = None, text: str = "") -> list[Row]:
-        """The next rows by id after `after`; only those of `label`, or with `text` in path or label."""
+    def page(self, after: int = -1, limit: int = 60, where: Filter = EVERYTHING) -> list[Row]:
+        """The next rows by id after `after` that `where` accepts."""
 
     def labels(self, text: str = "", limit: int = 50) -> list[str]:
         """Some labels that contain `text`, sorted."""
 
+    def all_rows(self) -> Iterator[Row]:
+        """Every row, read a batch at a time."""
+
     def scan(self, batch: int = 8192) -> Iterator[tuple[list[Row], Vectors]]:
         """Every row with its vector, in batches, by ascending id."""
 
-    def catalogue(self) -> dict[str, Row]:
-        """Every row by its path."""
+    def update(self, dim: int, model: str, approximate: bool | None = None) -> AbstractContextManager[Update]:
+        """Begin a change with vectors of `dim` dimensions from the model of this identity.
 
-    def update(self, dim: int, model: str) -> AbstractContextManager[Update]:
-        """Begin a change with vectors of `dim` dimensions from the model of this fingerprint."""
+        `approximate` decides whether there is to be an approximate index: True, False, or None for "where
+        it pays". An engine without that ability gets None.
+        """
 
     def tidy(self) -> None:
         """Remove what a killed update of a now complete index left behind."""
@@ -86,38 +138,34 @@ class Engine(Protocol):
         """Let go of files and connections."""
 
 
-def _milvus(where: str, approximate: bool | None) -> Engine:
-    from forerank.search.milvus import MilvusEngine
-
-    if approximate is not None:
-        raise InputError("Milvus chooses its own kind of index: leave out --approximate and --exact.")
-    return MilvusEngine(f"milvus:{where}")
-
-
-# Scheme of an address -> engine from the rest of the address and `approximate`. No scheme: a local folder.
-ENGINES: dict[str, Callable[[str, bool | None], Engine]] = {"milvus": _milvus}
+# Scheme of an address -> "module:class" of its engine, imported when it is first used. No scheme: a folder.
+ENGINES: dict[str, str] = {
+    "": "forerank.search.folder:FolderEngine",
+    "milvus": "forerank.search.milvus:MilvusEngine",
+}
 
 
-def open_engine(address: str | Path, *, approximate: bool | None = None) -> Engine:
-    """The engine that an address names: `milvus:...`, or a local folder.
-
-    `approximate` decides whether a local folder gets an approximate index when it is next written: True,
-    False, or None for "where it pays".
+def open_engine(address: str | Path) -> Engine:
+    """The engine that an address names: SCHEME:PLACE with a scheme of `ENGINES`, or a local folder.
 
     >>> open_engine("no/such/folder").meta() is None
     True
     """
-    scheme, colon, where = str(address).partition(":")
-    if colon and scheme in ENGINES:
-        return ENGINES[scheme](where, approximate)
-    if where.startswith("//"):
-        raise InputError(
-            f"unknown kind of index {scheme!r} in {str(address)!r}: give a folder, or milvus:FILE.db, "
-            "or milvus:http://HOST:PORT#COLLECTION."
-        )
-    from forerank.search.folder import FolderEngine
+    scheme, colon, place = str(address).partition(":")
+    if not (colon and scheme in ENGINES):
+        mistyped = place.startswith("//") or (nearest(scheme, ENGINES) and not Path(address).exists())
+        if colon and mistyped:
+            forms = ", ".join(engine_class(name).forms for name in ENGINES)
+            raise InputError(f"unknown kind of index {scheme!r} in {str(address)!r}: give {forms}.")
+        scheme = ""
+    return engine_class(scheme)(str(address))
 
-    return FolderEngine(str(address), approximate)
+
+def engine_class(scheme: str) -> type[Engine]:
+    """The class that `ENGINES` names for a scheme."""
+    module, _, name = ENGINES[scheme].partition(":")
+    chosen: type[Engine] = getattr(import_module(module), name)
+    return chosen
 
 
 def unit_vectors(values: npt.ArrayLike, dim: int | None = None) -> Vectors:

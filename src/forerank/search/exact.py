@@ -8,6 +8,8 @@ from forerank.search.engine import Ids, Vectors
 
 # Similarities held at once: 64 MB.
 BLOCK = 16 * 2**20
+# Filtered vectors copied at once: 128 MB of 512 dimensions.
+PART = 65_536
 
 
 def top_k(queries: Vectors, vectors: Vectors, k: int) -> tuple[Ids, Vectors]:
@@ -35,8 +37,24 @@ def top_k(queries: Vectors, vectors: Vectors, k: int) -> tuple[Ids, Vectors]:
     return _blockwise(queries, vectors, k)
 
 
+def top_k_among(queries: Vectors, vectors: Vectors, accepted: Ids, k: int) -> tuple[Ids, Vectors]:
+    """As `top_k`, among the vectors at the positions `accepted` (A,) only; they are copied in parts.
+
+    >>> gallery = np.eye(3, dtype=np.float32)
+    >>> top_k_among(gallery[1:2], gallery, np.array([0, 2]), 1)[0]
+    array([[0]])
+    """
+    best = np.empty((len(queries), 0), np.float32)
+    where = np.empty((len(queries), 0), np.int64)
+    for start in range(0, len(accepted), PART):
+        part = accepted[start : start + PART]
+        positions, products = top_k(queries, np.ascontiguousarray(vectors[part]), k)
+        best, where = _merge(best, where, products, part[positions], k)
+    return where, best
+
+
 def _blockwise(queries: Vectors, vectors: Vectors, k: int) -> tuple[Ids, Vectors]:
-    """One product a block of the gallery, keeping the best k so far."""
+    """One product per block of the gallery, keeping the best k so far."""
     best = np.empty((len(queries), 0), np.float32)
     where = np.empty((len(queries), 0), np.int64)
     step = max(1, BLOCK // len(queries))
@@ -49,8 +67,13 @@ def _blockwise(queries: Vectors, vectors: Vectors, k: int) -> tuple[Ids, Vectors
             products = np.take_along_axis(products, kept, axis=1)
         else:
             kept = np.broadcast_to(np.arange(products.shape[1]), products.shape)
-        best = np.concatenate([best, products], axis=1)
-        where = np.concatenate([where, kept + start], axis=1)
-        order = np.lexsort((where, -best), axis=1)[:, :k]
-        best, where = np.take_along_axis(best, order, axis=1), np.take_along_axis(where, order, axis=1)
+        best, where = _merge(best, where, products, kept + start, k)
     return where, best
+
+
+def _merge(best: Vectors, where: Ids, products: Vectors, positions: Ids, k: int) -> tuple[Vectors, Ids]:
+    """The k largest of two lists of products (Q, n) and (Q, m), with their positions."""
+    best = np.concatenate([best, products], axis=1)
+    where = np.concatenate([where, positions], axis=1)
+    order = np.lexsort((where, -best), axis=1)[:, :k]
+    return np.take_along_axis(best, order, axis=1), np.take_along_axis(where, order, axis=1)

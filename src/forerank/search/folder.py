@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from forerank import files
 from forerank.console import say
 from forerank.errors import InputError
 from forerank.search import generation, hnsw
-from forerank.search.engine import Meta, Neighbours, Vectors
-from forerank.search.exact import top_k
+from forerank.search.engine import EVERYTHING, Abilities, Filter, Meta, RowNeighbours, Vectors
+from forerank.search.exact import top_k, top_k_among
 from forerank.search.journal import Journal
 from forerank.search.rows import Row
 
@@ -30,16 +30,18 @@ JOURNAL = "embedded.log"
 class FolderEngine:
     """An index in a local folder; see `forerank.search.engine.Engine` for what each method promises.
 
-    Args:
-        address: the folder.
-        approximate: build an approximate index: True, False, or None to try it on large indexes and keep it
-            only if it finds 98% of the true neighbours at twice the speed or more.
+    Where `update` is not told whether to build an approximate index, it tries one on a large index and keeps
+    it only if it finds 98% of the true neighbours at twice the speed or more.
     """
 
-    def __init__(self, address: str, approximate: bool | None = None) -> None:
+    abilities = Abilities(
+        approximate=True, keeps_model=True, dense_ids=True, filters_on_server=False, excludes_writers=True
+    )
+    forms = "a folder"
+
+    def __init__(self, address: str) -> None:
         self.address = address
         self.folder = Path(address)
-        self.approximate = approximate
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
         if self.folder.exists() and not self.folder.is_dir():
@@ -77,12 +79,19 @@ class FolderEngine:
     def count(self) -> int:
         return len(self._open().vectors)
 
-    def search(self, queries: Vectors, k: int) -> Neighbours:
+    def search(self, queries: Vectors, k: int, where: Filter = EVERYTHING) -> RowNeighbours:
         opened = self._open()
+        if where != EVERYTHING:
+            condition, values = generation.condition_of(where)
+            ids = self._execute(f"SELECT id FROM rows WHERE {condition} ORDER BY id", values)
+            accepted = np.fromiter((number for (number,) in ids), np.int64, len(ids))
+            # Exactly, also where there is a graph: a graph walks over rows that the filter rejects.
+            positions, similarities = top_k_among(queries, opened.vectors, accepted, k)
+            return RowNeighbours(positions, similarities)
         k = min(k, len(opened.vectors))
         if opened.graph is not None and k:
-            return Neighbours(*hnsw.search(opened.graph, queries, k, opened.meta["approximate"]["width"]))
-        return Neighbours(*top_k(queries, opened.vectors, k))
+            return RowNeighbours(*hnsw.search(opened.graph, queries, k, opened.meta["approximate"]["width"]))
+        return RowNeighbours(*top_k(queries, opened.vectors, k))
 
     def rows(self, ids: Sequence[int]) -> list[Row]:
         found: dict[int, Row] = {}
@@ -102,15 +111,9 @@ class FolderEngine:
             raise KeyError(int(outside[0]))
         return np.ascontiguousarray(everything[wanted])
 
-    def page(self, after: int = -1, limit: int = 60, label: str | None = None, text: str = "") -> list[Row]:
-        conditions, values = ["id > ?"], [after]
-        if label is not None:
-            conditions.append("label = ?")
-            values.append(label)  # type: ignore[arg-type]
-        if text:
-            conditions.append("contains(path, label, ?)")
-            values.append(text.casefold())  # type: ignore[arg-type]
-        return self._select(f"WHERE {' AND '.join(conditions)} ORDER BY id LIMIT ?", [*values, limit])
+    def page(self, after: int = -1, limit: int = 60, where: Filter = EVERYTHING) -> list[Row]:
+        condition, values = generation.condition_of(where)
+        return self._select(f"WHERE id > ? AND {condition} ORDER BY id LIMIT ?", [after, *values, limit])
 
     def labels(self, text: str = "", limit: int = 50) -> list[str]:
         query = "SELECT DISTINCT label FROM rows WHERE label != '' AND contains(label, '', ?) "
@@ -123,8 +126,11 @@ class FolderEngine:
             rows = self._select("WHERE id >= ? AND id < ? ORDER BY id", [start, start + batch])
             yield rows, np.asarray(opened.vectors[start : start + batch])
 
-    def catalogue(self) -> dict[str, Row]:
-        return {row.path: row for row in self._select("ORDER BY id", [])}
+    def all_rows(self) -> Iterator[Row]:
+        after = -1
+        while rows := self.page(after, 8192):
+            yield from rows
+            after = rows[-1].id
 
     def _select(self, condition: str, values: Sequence[object]) -> list[Row]:
         return list(
@@ -171,7 +177,7 @@ class FolderEngine:
             (self.folder / JOURNAL).unlink(missing_ok=True)
 
     @contextmanager
-    def update(self, dim: int, model: str) -> Iterator["_FolderUpdate"]:
+    def update(self, dim: int, model: str, approximate: bool | None = None) -> Iterator["_FolderUpdate"]:
         strangers = [p.name for p in self.folder.iterdir()] if self.folder.is_dir() else []
         if strangers and not {"LOCK", generation.CURRENT} & set(strangers):
             raise InputError(
@@ -186,7 +192,7 @@ class FolderEngine:
             except InputError:
                 opened = None  # damaged: nothing is taken over from it
             journal = Journal(self.folder / JOURNAL, dim, model)
-            update = _FolderUpdate(self, dim, model, opened, journal)
+            update = _FolderUpdate(self, dim, model, approximate, opened, journal)
             try:
                 yield update
             finally:
@@ -232,12 +238,19 @@ def _open_current(index: Path) -> _Opened | None:
 
 
 class _FolderUpdate:
-    """Vectors go to the journal as they come; `finish` composes a new generation from old and new ones."""
+    """Vectors go to the journal as they come; `complete` composes a new generation from old and new ones."""
 
     def __init__(
-        self, engine: FolderEngine, dim: int, model: str, old: _Opened | None, journal: Journal
+        self,
+        engine: FolderEngine,
+        dim: int,
+        model: str,
+        approximate: bool | None,
+        old: _Opened | None,
+        journal: Journal,
     ) -> None:
         self._engine, self._dim, self._journal = engine, dim, journal
+        self._approximate = approximate
         self._old_vectors: Vectors | None = None
         self._old_position: dict[str, int] = {}
         if old is not None and old.meta["model"]["fingerprint"] == model:
@@ -245,13 +258,14 @@ class _FolderUpdate:
                 self._old_position = dict(old.database.execute("SELECT content, id FROM rows"))
                 self._old_vectors = old.vectors
 
-    def stored(self) -> set[str]:
-        return self._journal.contents() | set(self._old_position)
+    def stored(self, contents: Collection[str]) -> set[str]:
+        journal = self._journal.contents()
+        return {content for content in contents if content in self._old_position or content in journal}
 
     def put(self, rows: Sequence[Row], vectors: Vectors) -> None:
         self._journal.append([row.content for row in rows], vectors)
 
-    def finish(self, rows: Sequence[Row], meta: Meta, save_model: Callable[[Path], None] | None) -> None:
+    def complete(self, rows: Sequence[Row], meta: Meta, save_model: Callable[[Path], None] | None) -> None:
         index = self._engine.folder
         building = Path(tempfile.mkdtemp(prefix="building-", dir=index))
         building.chmod(0o755)
@@ -299,7 +313,7 @@ class _FolderUpdate:
 
     def _build_approximate(self, path: Path, vectors: Vectors) -> dict[str, Any] | None:
         """Build, measure and keep an approximate index, if wanted or worth it."""
-        choice = self._engine.approximate
+        choice = self._approximate
         if choice is False or len(vectors) == 0 or (choice is None and vectors.size < hnsw.WORTH_TRYING):
             return None
         if choice is None and not hnsw.promising(vectors):

@@ -14,13 +14,13 @@ from urllib.parse import quote
 
 from forerank import files
 from forerank.errors import InputError
-from forerank.search.engine import Meta
+from forerank.search.engine import Filter, Meta
 from forerank.search.rows import Row
 
-FORMAT = 1
+FORMAT = 2
 CURRENT = "CURRENT"
 AGAIN = "forerank index with --replace builds it anew."
-COLUMNS = "id, path, label, content, size, modified"
+COLUMNS = "id, path, label, content, size, modified, columns"
 
 
 def current(index: Path) -> Path | None:
@@ -68,7 +68,7 @@ def read_meta(generation: Path) -> Meta:
     if meta.get("format") != FORMAT:
         raise InputError(
             f"{generation.parent} has index format {meta.get('format')!r}; this version reads {FORMAT}. "
-            "Build it again, or use the version of Forerank that wrote it."
+            f"Use the version of Forerank that wrote it, or {AGAIN}"
         )
     for name, size in meta["files"].items():
         actual = (generation / name).stat().st_size if (generation / name).exists() else None
@@ -86,11 +86,14 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
         database.execute("PRAGMA journal_mode = OFF")  # a half-written file is never put in force
         database.execute(
             "CREATE TABLE rows (id INTEGER PRIMARY KEY, path TEXT NOT NULL, label TEXT NOT NULL, "
-            "content TEXT NOT NULL, size INTEGER NOT NULL, modified INTEGER NOT NULL)"
+            "content TEXT NOT NULL, size INTEGER NOT NULL, modified INTEGER NOT NULL, columns TEXT NOT NULL)"
         )
         database.executemany(
-            "INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?)",
-            ((i, r.path, r.label, r.content, r.size, r.modified) for i, r in enumerate(rows)),
+            "INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                (i, r.path, r.label, r.content, r.size, r.modified, json.dumps(dict(r.columns)))
+                for i, r in enumerate(rows)
+            ),
         )
         database.execute("CREATE INDEX by_label ON rows (label, id)")
     database.close()
@@ -109,7 +112,22 @@ def _contains(path: str, label: str, folded: str) -> bool:
     return folded in path.casefold() or folded in label.casefold()
 
 
-def to_rows(cursor: Iterable[tuple[int, str, str, str, int, int]]) -> Iterator[Row]:
+def condition_of(where: Filter) -> tuple[str, list[object]]:
+    """A filter as an SQL condition and the values of its question marks."""
+    conditions, values = ["1"], list[object]()
+    if where.label is not None:
+        conditions.append("label = ?")
+        values.append(where.label)
+    if where.text:
+        conditions.append("contains(path, label, ?)")
+        values.append(where.text.casefold())
+    for name, value in where.columns:
+        conditions.append("EXISTS (SELECT 1 FROM json_each(columns) WHERE key = ? AND value = ?)")
+        values += [name, value]
+    return " AND ".join(conditions), values
+
+
+def to_rows(cursor: Iterable[tuple[int, str, str, str, int, int, str]]) -> Iterator[Row]:
     """Rows from the columns `COLUMNS`."""
-    for number, path, label, content, size, modified in cursor:
-        yield Row(path, label, content, size, modified, number)
+    for number, path, label, content, size, modified, columns in cursor:
+        yield Row(path, label, content, size, modified, number, json.loads(columns))

@@ -16,12 +16,13 @@ class Images:
     root: Path
     paths: list[str]  # relative to root, forward slashes
     labels: list[str]
+    columns: list[dict[str, str]]  # what else is known of each: category, price, URL, ...
 
 
 def list_images(source: str | Path | Table, split: str = "all") -> Images:
     """The images of a source.
 
-    A data set (by name, official layout, CSV or one sub-folder a class) brings its labels. In any other
+    A data set (by name, official layout, CSV or one sub-folder per class) brings its labels. In any other
     folder every image below it counts; those in sub-folders have the sub-folder as label, loose ones none.
     """
     if isinstance(source, Table):
@@ -46,7 +47,8 @@ def list_images(source: str | Path | Table, split: str = "all") -> Images:
 
 def _any_folder(folder: Path) -> Images:
     paths = image_files(folder)
-    return Images(folder.absolute(), paths, [path.rpartition("/")[0] for path in paths])
+    labels = [path.rpartition("/")[0] for path in paths]
+    return Images(folder.absolute(), paths, labels, [{} for _ in paths])
 
 
 def _below_one_root(table: Table) -> Images:
@@ -56,9 +58,18 @@ def _below_one_root(table: Table) -> Images:
     files = [Path(os.path.normpath(root / path)) for path in table.path.tolist()]
     if any(not file.is_relative_to(root) for file in files):
         root = Path(os.path.commonpath([file.parent for file in files]))
-    seen: dict[str, str] = {}
-    for file, label in zip(files, table.label.tolist(), strict=True):
+    labels: dict[str, str] = {}
+    columns: dict[str, dict[str, str]] = {}
+    for file, label, further in zip(files, table.label.tolist(), _further_columns(table), strict=True):
         relative = file.relative_to(root).as_posix()
-        if seen.setdefault(relative, label) != label:
-            raise InputError(f"{relative} is listed twice, as {seen[relative]!r} and as {label!r}.")
-    return Images(root, list(seen), list(seen.values()))
+        if labels.setdefault(relative, label) != label:
+            raise InputError(f"{relative} is listed twice, as {labels[relative]!r} and as {label!r}.")
+        columns.setdefault(relative, further)
+    return Images(root, list(labels), list(labels.values()), list(columns.values()))
+
+
+def _further_columns(table: Table) -> list[dict[str, str]]:
+    """What a table says of each image beside its label; empty cells are left out."""
+    columns = {name: getattr(table, name) for name in ("category", "sequence")} | dict(table.further)
+    values = {name: column.tolist() for name, column in columns.items() if column is not None}
+    return [{name: column[i] for name, column in values.items() if column[i]} for i in range(len(table))]

@@ -1,7 +1,7 @@
 """An index in use: an image or a vector in, ranked matches out."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 from forerank.console import say
-from forerank.errors import InputError
-from forerank.search.engine import Engine, Meta, Neighbours, Vectors, open_engine, unit_vectors
-from forerank.search.model import fingerprint, refuse_other_model
+from forerank.errors import InputError, unknown
+from forerank.search.engine import (
+    EVERYTHING,
+    Engine,
+    Filter,
+    Meta,
+    RowNeighbours,
+    Vectors,
+    open_engine,
+    unit_vectors,
+)
+from forerank.search.model import model_identity, refuse_other_model
 from forerank.search.rows import Row
 
 if TYPE_CHECKING:
     from forerank.models import Retriever
+
+# Unit vectors (Q, D), how many neighbours, which rows count -> their nearest rows.
+Find = Callable[[Vectors, int, Filter], RowNeighbours]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +39,7 @@ class Hit:
     path: str
     label: str
     similarity: float
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)  # category, price, URL, ...
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,7 @@ class Matches(Sequence[Hit]):
                 "label": hit.label or None,
                 "similarity": round(hit.similarity, 6),
                 "trusted": self.trusted(hit),
+                "columns": dict(hit.columns),
             }
             for hit in self.hits
         ]
@@ -77,10 +91,18 @@ class Index:
         engine: where the vectors live.
         meta: what the index says about itself.
         root: folder that the rows' paths start from.
+
+    `find` is how neighbours are found, by default the engine's own search; the page gives one that answers
+    several visitors at once.
     """
 
     def __init__(
-        self, engine: Engine, *, retriever: "Retriever | None" = None, root: Path | None = None
+        self,
+        engine: Engine,
+        *,
+        retriever: "Retriever | None" = None,
+        root: Path | None = None,
+        find: Find | None = None,
     ) -> None:
         meta = engine.meta()
         if meta is None:
@@ -91,7 +113,7 @@ class Index:
         self.meta: Meta = meta
         self.root = root or Path(meta.get("root", "."))
         self._retriever = retriever
-        self.find = engine.search  # a server puts one here that answers several visitors at once
+        self._find = find or engine.search
 
     @classmethod
     def open(
@@ -104,7 +126,7 @@ class Index:
         """Open the index at an address.
 
         Args:
-            address: a folder, or `milvus:...`.
+            address: a folder, or SCHEME:PLACE of another engine.
             model: only needed where the index has no copy of its model and the place it names is gone; a
                 model other than the one the index was built with is refused.
             root: where the images lie now, if they were moved.
@@ -139,6 +161,35 @@ class Index:
             self._retriever = self._load(copy or source)
         return self._retriever
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that rows have beside path and label."""
+        return tuple(self.meta.get("columns", ()))
+
+    def filter(self, conditions: Sequence[str] = (), text: str = "") -> Filter:
+        """A filter from conditions `COLUMN=VALUE` (also `label=VALUE`) and a text in path or label."""
+        label, columns = None, []
+        for condition in conditions:
+            name, equals, value = condition.partition("=")
+            if not equals:
+                raise InputError(f"a condition is COLUMN=VALUE, not {condition!r}.")
+            if name == "label":
+                label = value
+            elif name in self.columns:
+                columns.append((name, value))
+            else:
+                raise unknown("column", name, ("label", *self.columns))
+        return Filter(label, text, tuple(columns))
+
+    def store_threshold(self, threshold: Mapping[str, Any]) -> None:
+        """Keep what `forerank calibrate` found in the index; from now on searches obey it."""
+        self.engine.change_meta({"threshold": dict(threshold)})
+        self.meta = self.engine.meta() or self.meta
+
+    def finding_by(self, find: Find) -> "Index":
+        """The same index, with another way to find neighbours."""
+        return Index(self.engine, retriever=self._retriever, root=self.root, find=find)
+
     def _load(self, model: "str | Path | Retriever") -> "Retriever":
         from forerank.models import Retriever
 
@@ -146,7 +197,7 @@ class Index:
         name = "the given model" if isinstance(model, Retriever) else str(model)
         instead = "Search with that model, or build an index with this one."
         refuse_other_model(
-            self.engine.address, self.meta["model"], fingerprint(retriever.model), name, instead
+            self.engine.address, self.meta["model"], model_identity(retriever.model), name, instead
         )
         return retriever
 
@@ -154,40 +205,43 @@ class Index:
         """Unit vectors (Q, D) of images: paths, bytes, Pillow pictures or arrays (H, W[, 3])."""
         return unit_vectors(self.retriever.embed(list(queries), progress=len(queries) > 64), self.dim)
 
-    def search(self, query: Any, k: int = 10) -> Matches:
+    def search(self, query: Any, k: int = 10, where: Filter = EVERYTHING) -> Matches:
         """The k nearest images of one query.
 
         Args:
             query: an image (path, encoded bytes, Pillow picture, uint8 array (H, W[, 3])) or a vector (D,).
             k: how many at most.
+            where: which images count, see `filter`.
         """
         if isinstance(query, np.ndarray | list | tuple) and np.ndim(query) == 1:
-            return self.search_vectors(np.asarray(query)[None], k)[0]
-        return self.search_vectors(self.embed([query]), k)[0]
+            return self.search_vectors(np.asarray(query)[None], k, where)[0]
+        return self.search_vectors(self.embed([query]), k, where)[0]
 
-    def search_many(self, queries: Sequence[Any], k: int = 10) -> list[Matches]:
+    def search_many(self, queries: Sequence[Any], k: int = 10, where: Filter = EVERYTHING) -> list[Matches]:
         """The k nearest images of each of several query images."""
-        return self.search_vectors(self.embed(queries), k) if len(queries) else []
+        return self.search_vectors(self.embed(queries), k, where) if len(queries) else []
 
-    def search_vectors(self, vectors: npt.ArrayLike, k: int = 10) -> list[Matches]:
+    def search_vectors(
+        self, vectors: npt.ArrayLike, k: int = 10, where: Filter = EVERYTHING
+    ) -> list[Matches]:
         """The k nearest images of each vector of (Q, D)."""
-        return self._matches(self.find(unit_vectors(vectors, self.dim), _positive(k)))
+        return self._matches(self._find(unit_vectors(vectors, self.dim), _positive(k), where))
 
-    def search_row(self, row: int, k: int = 10) -> Matches:
+    def search_row(self, row: int, k: int = 10, where: Filter = EVERYTHING) -> Matches:
         """The k nearest images of an indexed one, without itself. An unknown id raises KeyError."""
-        found = self.find(self.engine.vectors([row]), _positive(k) + 1)
-        others = found.ids[0] != row
-        kept = Neighbours(found.ids[:, others][:, :k], found.similarities[:, others][:, :k])
+        nearest = self._find(self.engine.vectors([row]), _positive(k) + 1, where)
+        others = nearest.ids[0] != row
+        kept = RowNeighbours(nearest.ids[:, others][:, :k], nearest.similarities[:, others][:, :k])
         return self._matches(kept)[0]
 
-    def _matches(self, found: Neighbours) -> list[Matches]:
-        rows = dict.fromkeys(found.ids[found.ids >= 0].ravel().tolist())
-        by_id = {row.id: row for row in self.engine.rows(list(rows))}
+    def _matches(self, nearest: RowNeighbours) -> list[Matches]:
+        ids = dict.fromkeys(nearest.ids[nearest.ids >= 0].ravel().tolist())
+        rows = {row.id: row for row in self.engine.rows(list(ids))}
         threshold, result = self.threshold, []
-        for ids, similarities in zip(found.ids.tolist(), found.similarities.tolist(), strict=True):
+        for numbers, similarities in zip(nearest.ids.tolist(), nearest.similarities.tolist(), strict=True):
             hits = [
-                Hit(rank, number, by_id[number].path, by_id[number].label, similarity)
-                for rank, (number, similarity) in enumerate(zip(ids, similarities, strict=True), start=1)
+                Hit(rank, number, rows[number].path, rows[number].label, similarity, rows[number].columns)
+                for rank, (number, similarity) in enumerate(zip(numbers, similarities, strict=True), start=1)
                 if number >= 0  # an approximate index may find fewer
             ]
             result.append(Matches(tuple(hits), threshold))

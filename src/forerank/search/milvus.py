@@ -6,43 +6,46 @@ says about itself what it must (model, image root, threshold) in a second, one-r
 """
 
 import json
-import logging
-import os
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from forerank.console import say
-from forerank.errors import ForerankError, InputError, require
-from forerank.search.engine import Meta, Neighbours, Vectors
+from forerank.errors import InputError, require
+from forerank.search.engine import EVERYTHING, Abilities, Filter, Ids, Meta, RowNeighbours, Vectors
+from forerank.search.milvus_connection import Connection, repeat
 from forerank.search.rows import LARGEST_ID, Row, id_of
 
-T = TypeVar("T")
-FORMAT = 1
-FIELDS = ["id", "path", "label", "content", "size", "modified"]
+FORMAT = 2
+FIELDS = ["id", "path", "label", "content", "size", "modified", "columns"]
+# Bytes that a text may have. `folded` is path and label in lower case, which can take more bytes.
+LONGEST_TEXTS = {"path": 8192, "label": 4096, "content": 64, "folded": 40_960}
+# Signs of the pattern language, replaced in `folded` by others that nobody writes: servers differ in how, and
+# whether, such a sign can be escaped.
+PLAIN = str.maketrans("%_\\", "\ue000\ue001\ue002")
 LONGEST_META = 65_535
 MOST_NEIGHBOURS = 16_384  # Milvus' own limit
+BATCH_ROWS = 1000  # rows in one request for rows
 BATCH_BYTES = 8 * 2**20  # of vectors in one request; Milvus takes 64 MB
-ATTEMPTS = 7  # waits of 0.25, 0.5, ... 16 s: half a minute in all
 
 
 class MilvusEngine:
     """An index in a Milvus collection; see `forerank.search.engine.Engine` for what each method promises."""
+
+    abilities = Abilities(
+        approximate=False, keeps_model=False, dense_ids=False, filters_on_server=True, excludes_writers=False
+    )
+    forms = "milvus:FILE.db or milvus:http://HOST:PORT#COLLECTION"
 
     def __init__(self, address: str) -> None:
         self.address = address
         place, _, name = address.removeprefix("milvus:").partition("#")
         self._name = name or "forerank"
         if not place:
-            raise InputError(
-                f"{address!r} names no place: milvus:FILE.db or milvus:http://HOST:PORT#COLLECTION."
-            )
+            raise InputError(f"{address!r} names no place: give {self.forms}.")
         if not self._name.replace("_", "a").isalnum() or self._name[0].isdigit():
             raise InputError(
                 f"the collection name {self._name!r} may hold only letters, digits and underscores."
@@ -51,46 +54,8 @@ class MilvusEngine:
         if not self._remote and not place.endswith(".db"):
             raise InputError(f"{place!r}: the name of a local Milvus file ends in .db.")
         self._place = place if self._remote else str(Path(place).absolute())
-        self._connection: Any = None
-
-    @property
-    def _client(self) -> Any:
-        """The connection, made when it is first needed."""
-        if self._connection is None:
-            pymilvus = require("pymilvus")
-            if not self._remote:
-                require("milvus_lite")
-                Path(self._place).parent.mkdir(parents=True, exist_ok=True)
-            # Its log repeats every error that we turn into a sentence, with a traceback.
-            logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-            for name in (
-                "pymilvus.decorators",
-                "pymilvus.orm.iterator",
-                "pymilvus.client",
-                "milvus_lite",
-                "grpc._server",
-            ):
-                logging.getLogger(name).setLevel(logging.CRITICAL)
-            token = os.environ.get("MILVUS_TOKEN", "")
-            self._connection = _retry(
-                lambda: pymilvus.MilvusClient(self._place, token=token, timeout=10), f"reach {self.address}"
-            )
-            if not self._remote:
-                _in_use[self._place] += 1
-        return self._connection
-
-    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """One request, repeated while the server is away."""
-        client, what = self._client, f"{method} at {self.address}"
-        call = partial(getattr(client, method), *arguments, **options)
-        try:
-            return _retry(call, what)
-        except ForerankError as error:
-            # A server that was started again has its collections on disk, not in memory.
-            if not any(sign in str(error) for sign in ("released", "not loaded")):
-                raise
-            _retry(partial(client.load_collection, arguments[0]), what)
-            return _retry(call, what)
+        self._connection = Connection(self._place, address)
+        self._call = self._connection.call
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -99,13 +64,14 @@ class MilvusEngine:
             return None  # opening it would create it
         if not self._call("has_collection", self._name + "_meta"):
             return None
-        found = self._call("get", self._name + "_meta", ids=[1], output_fields=["body"])
-        if not found:
+        records = self._call("get", self._name + "_meta", ids=[1], output_fields=["body"])
+        if not records:
             return None
-        meta: Meta = json.loads(found[0]["body"])
+        meta: Meta = json.loads(records[0]["body"])
         if meta.get("format") != FORMAT:
             raise InputError(
-                f"{self.address} has index format {meta.get('format')!r}; this version reads {FORMAT}."
+                f"{self.address} has index format {meta.get('format')!r}; this version reads {FORMAT}: "
+                "give another collection (#NAME), or use the version of Forerank that wrote it."
             )
         return {**meta, "count": self.count(), "approximate": None}
 
@@ -125,74 +91,67 @@ class MilvusEngine:
     def count(self) -> int:
         return int(self._call("query", self._name, filter="", output_fields=["count(*)"])[0]["count(*)"])
 
-    def search(self, queries: Vectors, k: int) -> Neighbours:
+    def search(self, queries: Vectors, k: int, where: Filter = EVERYTHING) -> RowNeighbours:
         if k > MOST_NEIGHBOURS:
             raise InputError(f"Milvus gives at most {MOST_NEIGHBOURS} neighbours, not {k}.")
         k = min(k, self.count())
-        if k == 0:
-            return Neighbours(np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32))
-        ids: list[list[int]] = []
-        similarities: list[list[float]] = []
-        for start in range(0, len(queries), 256):
-            found = self._call(
-                "search", self._name, data=queries[start : start + 256], limit=k, output_fields=["id"]
-            )
-            ids += [[hit["id"] for hit in hits] for hits in found]
-            similarities += [[hit["distance"] for hit in hits] for hits in found]
-        return Neighbours(np.array(ids, np.int64), np.array(similarities, np.float32))
+        answers: list[list[dict[str, Any]]] = []
+        options: dict[str, Any] = {"filter": _condition(where), "limit": k, "output_fields": ["id"]}
+        for start in range(0, len(queries) if k else 0, 256):
+            answers += self._call("search", self._name, data=queries[start : start + 256], **options)
+        width = max(map(len, answers), default=0)
+        # An approximate search may give one query fewer rows than another.
+        ids = np.full((len(queries), width), -1, np.int64)
+        similarities = np.full((len(queries), width), -np.inf, np.float32)
+        for line, hits in enumerate(answers):
+            ids[line, : len(hits)] = [hit["id"] for hit in hits]
+            similarities[line, : len(hits)] = [hit["distance"] for hit in hits]
+        return RowNeighbours(ids, similarities)
 
     def rows(self, ids: Sequence[int]) -> list[Row]:
-        found = self._get(ids, FIELDS)
-        return [_row(found[int(i)]) for i in ids]
+        records = self._get(ids, FIELDS)
+        return [_row(records[int(i)]) for i in ids]
 
     def vectors(self, ids: Sequence[int]) -> Vectors:
-        found = self._get(ids, ["id", "vector"])
+        records = self._get(ids, ["id", "vector"])
         dim = (self.meta() or {}).get("dim", 0)
-        return np.array([found[int(i)]["vector"] for i in ids], np.float32).reshape(
+        return np.array([records[int(i)]["vector"] for i in ids], np.float32).reshape(
             len(ids), -1 if len(ids) else dim
         )
 
     def _get(self, ids: Sequence[int], fields: list[str]) -> dict[int, dict[str, Any]]:
-        found: dict[int, dict[str, Any]] = {}
+        """The records of those ids that exist."""
+        records: dict[int, dict[str, Any]] = {}
         wanted = sorted({int(i) for i in ids})
-        for start in range(0, len(wanted), 1000):
-            for record in self._call(
-                "get", self._name, ids=wanted[start : start + 1000], output_fields=fields
-            ):
-                found[record["id"]] = record
-        return found
+        for start in range(0, len(wanted), BATCH_ROWS):
+            part = wanted[start : start + BATCH_ROWS]
+            for record in self._call("get", self._name, ids=part, output_fields=fields):
+                records[record["id"]] = record
+        return records
 
-    def page(self, after: int = -1, limit: int = 60, label: str | None = None, text: str = "") -> list[Row]:
-        condition = f"id > {int(after)}"
-        if label is not None:
-            condition += f" and label == {_quoted(label)}"
-        # Milvus compares letters as they are written; so texts are compared here, as the local engine does.
-        folded, rows = text.casefold(), list[Row]()
-        for batch in self._iterate(condition, FIELDS, 4000 if text else max(limit, 16)):
-            rows += [
-                r for r in map(_row, batch) if folded in r.path.casefold() or folded in r.label.casefold()
-            ]
+    def page(self, after: int = -1, limit: int = 60, where: Filter = EVERYTHING) -> list[Row]:
+        rows: list[Row] = []
+        for records in self._iterate(_condition(where, f"id > {int(after)}"), FIELDS, max(limit, 16)):
+            rows += map(_row, records)
             if len(rows) >= limit:
                 break
         return rows[:limit]
 
     def labels(self, text: str = "", limit: int = 50) -> list[str]:
-        found, folded = set[str](), text.casefold()
-        for batch in self._iterate('label != ""', ["id", "label"], 1000):
-            found |= {record["label"] for record in batch if folded in record["label"].casefold()}
-            if len(found) >= limit:
+        labels, folded = set[str](), text.casefold()
+        condition = _condition(Filter(text=text), 'label != ""')
+        for records in self._iterate(condition, ["id", "label"], BATCH_ROWS):
+            labels |= {record["label"] for record in records if folded in record["label"].casefold()}
+            if len(labels) >= limit:
                 break
-        return sorted(found)[:limit]
+        return sorted(labels)[:limit]
 
     def scan(self, batch: int = 8192) -> Iterator[tuple[list[Row], Vectors]]:
-        for records in self._iterate("id >= 0", [*FIELDS, "vector"], min(batch, 1000)):
+        for records in self._iterate("id >= 0", [*FIELDS, "vector"], min(batch, BATCH_ROWS)):
             yield [_row(record) for record in records], np.array([r["vector"] for r in records], np.float32)
 
-    def catalogue(self) -> dict[str, Row]:
-        return {row.path: row for row in self._all_rows()}
-
-    def _all_rows(self) -> Iterator[Row]:
-        for records in self._iterate("id >= 0", FIELDS, 4000):
+    def all_rows(self) -> Iterator[Row]:
+        for records in self._iterate("id >= 0", FIELDS, 4 * BATCH_ROWS):
             yield from map(_row, records)
 
     def _iterate(self, condition: str, fields: list[str], batch: int) -> Iterator[list[dict[str, Any]]]:
@@ -200,7 +159,7 @@ class MilvusEngine:
         options: dict[str, Any] = {"filter": condition, "output_fields": fields, "batch_size": batch}
         iterator = self._call("query_iterator", self._name, **options)
         try:
-            while records := _retry(iterator.next, f"read from {self.address}"):
+            while records := repeat(iterator.next, f"read from {self.address}"):
                 yield sorted(records, key=lambda record: int(record["id"]))
         finally:
             iterator.close()
@@ -212,16 +171,12 @@ class MilvusEngine:
         return None  # the meta data names the model; a copy does not fit in here
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-            if not self._remote:
-                _release(self._place)
+        self._connection.close()
 
     # -- writing ------------------------------------------------------------------------------------------
 
     @contextmanager
-    def update(self, dim: int, model: str) -> Iterator["_MilvusUpdate"]:
+    def update(self, dim: int, model: str, approximate: bool | None = None) -> Iterator["_MilvusUpdate"]:
         meta = self.meta()
         if meta is not None and meta["model"]["fingerprint"] != model:
             raise InputError(
@@ -238,12 +193,12 @@ class MilvusEngine:
 
     def _create(self, dim: int) -> None:
         pymilvus = require("pymilvus")
-        client, kinds = self._client, pymilvus.DataType
+        client, kinds = self._connection.client, pymilvus.DataType
         for name, width, texts, index in (
             (
                 self._name,
                 dim,
-                {"path": 8192, "label": 4096, "content": 64},
+                LONGEST_TEXTS,
                 "AUTOINDEX" if self._remote else "FLAT",
             ),
             (self._name + "_meta", 2, {"body": LONGEST_META}, "FLAT"),
@@ -258,6 +213,7 @@ class MilvusEngine:
             if name == self._name:
                 schema.add_field("size", kinds.INT64)
                 schema.add_field("modified", kinds.INT64)
+                schema.add_field("columns", kinds.JSON)
             index_parameters = client.prepare_index_params()
             index_parameters.add_index("vector", index_type=index, metric_type="IP")
             # Strong: what was acknowledged is seen by the next read.
@@ -271,50 +227,101 @@ class MilvusEngine:
 
 
 class _MilvusUpdate:
-    """Rows are upserted as they come; `finish` moves, relabels and finally deletes."""
+    """Rows are upserted as they come; `complete` moves, relabels and finally deletes.
+
+    What the server holds is read in batches and never kept whole: there may be more rows than fit in memory.
+    """
 
     def __init__(self, engine: MilvusEngine, dim: int) -> None:
         self._engine, self._dim = engine, dim
-        self._rows: dict[int, Row] = {row.id: row for row in engine._all_rows()}
-        self._by_content: dict[str, int] = {row.content: row.id for row in self._rows.values()}
 
-    def stored(self) -> set[str]:
-        return set(self._by_content)
+    def stored(self, contents: Collection[str]) -> set[str]:
+        return set(self._ids_of(contents))
+
+    def _ids_of(self, contents: Collection[str]) -> dict[str, int]:
+        """Content -> id of a row that has it, of those contents that are stored, in one pass over all."""
+        wanted = set(contents)
+        ids: dict[str, int] = {}
+        if wanted:
+            for records in self._engine._iterate("id >= 0", ["id", "content"], 4 * BATCH_ROWS):
+                ids |= {r["content"]: int(r["id"]) for r in records if r["content"] in wanted}
+        return ids
 
     def put(self, rows: Sequence[Row], vectors: Vectors) -> None:
+        self._put(rows, vectors)
+
+    def _put(self, rows: Sequence[Row], vectors: Vectors) -> list[int]:
+        """Store rows and give their ids."""
+        ids: list[int] = []
         step = max(1, BATCH_BYTES // (4 * self._dim))
         for start in range(0, len(rows), step):
-            part = [self._with_id(row) for row in rows[start : start + step]]
+            part = rows[start : start + step]
+            numbers, _ = self._ids_for(part)
+            ids += numbers
             records = [
-                {**{name: getattr(row, name) for name in FIELDS}, "vector": vector}
-                for row, vector in zip(part, vectors[start : start + step], strict=True)
+                {
+                    **{name: getattr(row, name) for name in FIELDS},
+                    "id": number,
+                    "columns": dict(row.columns),
+                    "folded": _folded(f"{row.path}\n{row.label}"),
+                    "vector": vector,
+                }
+                for row, number, vector in zip(part, numbers, vectors[start : start + step], strict=True)
             ]
             self._engine._call("upsert", self._engine._name, records)
-            for row in part:
-                self._rows[row.id] = row
-                self._by_content[row.content] = row.id
+        return ids
 
-    def _with_id(self, row: Row) -> Row:
-        """The row under its id; if another row has it (one chance in 2^53), under the next free one."""
-        number = id_of(row.content, row.path)
-        while number in self._rows and (self._rows[number].content, self._rows[number].path) != (
-            row.content,
-            row.path,
-        ):
-            number = (number + 1) & LARGEST_ID
-        return Row(row.path, row.label, row.content, row.size, row.modified, number)
+    def _ids_for(self, rows: Sequence[Row]) -> tuple[list[int], dict[int, dict[str, Any]]]:
+        """The id of each row, and the records that the server holds under these ids.
 
-    def finish(self, rows: Sequence[Row], meta: Meta, save_model: Callable[[Path], None] | None) -> None:
-        wanted = [self._with_id(row) for row in rows]
-        changed = [row for row in wanted if self._rows.get(row.id) != row]
-        for start in range(0, len(changed), 1000):
-            part = changed[start : start + 1000]
-            self.put(part, self._engine.vectors([self._by_content[row.content] for row in part]))
-        keep = {row.id for row in wanted}
-        dropped = [number for number in self._rows if number not in keep]
-        for start in range(0, len(dropped), 1000):
-            self._engine._call("delete", self._engine._name, ids=dropped[start : start + 1000])
+        If another row has the id (one chance in 2^53), the next free one is taken.
+        """
+        ids = [id_of(row.content, row.path) for row in rows]
+        records: dict[int, dict[str, Any]] = {}
+        owners: dict[int, tuple[str, str]] = {}
+        pending = list(range(len(rows)))
+        while pending:
+            records |= self._engine._get([ids[i] for i in pending], FIELDS)
+            owners |= {number: (r["content"], r["path"]) for number, r in records.items()}
+            collided = []
+            for i in pending:
+                me = (rows[i].content, rows[i].path)
+                if owners.setdefault(ids[i], me) != me:
+                    ids[i] = (ids[i] + 1) & LARGEST_ID
+                    collided.append(i)
+            pending = collided
+        return ids, records
+
+    def complete(self, rows: Sequence[Row], meta: Meta, save_model: Callable[[Path], None] | None) -> None:
+        keep: list[int] = []
+        absent: list[Row] = []  # moved, or a second file of the same bytes
+        for start in range(0, len(rows), BATCH_ROWS):
+            part = rows[start : start + BATCH_ROWS]
+            ids, records = self._ids_for(part)
+            known = [(row, number) for row, number in zip(part, ids, strict=True) if number in records]
+            absent += [row for row, number in zip(part, ids, strict=True) if number not in records]
+            keep += [number for _, number in known]
+            changed = [
+                (row, number)
+                for row, number in known
+                if replace(row, id=number, columns=dict(row.columns)) != _row(records[number])
+            ]
+            if changed:
+                self._put([row for row, _ in changed], self._engine.vectors([i for _, i in changed]))
+        sources = self._ids_of({row.content for row in absent})
+        for start in range(0, len(absent), BATCH_ROWS):
+            part = absent[start : start + BATCH_ROWS]
+            keep += self._put(part, self._engine.vectors([sources[row.content] for row in part]))
+        self._delete_all_but(np.unique(np.array(keep, np.int64)))
         self._engine._write_meta({**meta, "dim": self._dim, "complete": True})
+
+    def _delete_all_but(self, keep: Ids) -> None:
+        doomed: list[int] = []
+        for records in self._engine._iterate("id >= 0", ["id"], 4 * BATCH_ROWS):
+            ids = np.array([record["id"] for record in records], np.int64)
+            doomed += ids[~np.isin(ids, keep)].tolist()
+        for start in range(0, len(doomed), BATCH_ROWS):
+            self._engine._call("delete", self._engine._name, ids=doomed[start : start + BATCH_ROWS])
 
 
 def _row(record: dict[str, Any]) -> Row:
@@ -325,58 +332,34 @@ def _row(record: dict[str, Any]) -> Row:
         record["size"],
         record["modified"],
         int(record["id"]),
+        record["columns"],
     )
+
+
+def _folded(text: str) -> str:
+    """What texts are compared by: Milvus compares letters as they are written, and so in lower case.
+
+    >>> _folded("ÄPFEL") == _folded("äpfel")
+    True
+    """
+    return text.casefold().translate(PLAIN)
+
+
+def _condition(where: Filter, also: str = "id >= 0") -> str:
+    """A filter in Milvus' own language.
+
+    >>> _condition(Filter(label="a", text="Shoe", columns=(("price", "9"),)))
+    'id >= 0 and label == "a" and folded like "%shoe%" and columns["price"] == "9"'
+    """
+    conditions = [also]
+    if where.label is not None:
+        conditions.append(f"label == {_quoted(where.label)}")
+    if where.text:
+        conditions.append(f"folded like {_quoted(f'%{_folded(where.text)}%')}")
+    conditions += [f"columns[{_quoted(name)}] == {_quoted(value)}" for name, value in where.columns]
+    return " and ".join(conditions)
 
 
 def _quoted(text: str) -> str:
     """A string literal of Milvus' filter language."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _retry(call: Callable[[], T], what: str) -> T:
-    """Call until it succeeds, waiting longer each time, as long as the fault is one that passes."""
-    pymilvus = require("pymilvus")
-    grpc = require("grpc")
-
-    wait = 0.25
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return call()
-        except (pymilvus.MilvusException, grpc.RpcError, ConnectionError) as error:
-            if "open local milvus failed" in str(error).lower():
-                raise InputError(
-                    f"cannot {what}: the file is damaged or another process has it open."
-                ) from error
-            if attempt == ATTEMPTS or not _passes(error):
-                raise ForerankError(f"cannot {what}: {_sentence(error)}") from error
-            say(f"cannot {what} ({_sentence(error)}); trying again in {wait:g} s")
-            time.sleep(wait)
-            wait *= 2
-    raise AssertionError("unreachable")
-
-
-def _passes(error: Exception) -> bool:
-    """Whether a fault is of the kind that goes away: the server is starting, busy, or being replaced."""
-    text = str(error).lower()
-    signs = ("unavailable", "fail connecting", "timeout", "deadline", "rate limit", "not ready", "connection")
-    return isinstance(error, ConnectionError) or any(sign in text for sign in signs)
-
-
-def _sentence(error: Exception) -> str:
-    return str(getattr(error, "message", "") or error).strip().splitlines()[0][:200]
-
-
-# Local file -> how many engines of this process have it open.
-_in_use: Counter[str] = Counter()
-
-
-def _release(place: str) -> None:
-    """Let other processes open a local Milvus file: its server lives in this process until told to stop."""
-    _in_use[place] -= 1
-    if _in_use[place] > 0:
-        return
-    try:
-        from milvus_lite.server_manager import server_manager_instance
-    except ImportError:
-        return
-    server_manager_instance.release_server(place)

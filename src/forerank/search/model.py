@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from forerank.models import EmbeddingModel
 
 
-def fingerprint(model: "EmbeddingModel") -> str:
+def model_identity(model: "EmbeddingModel") -> str:
     """32 hexadecimal digits of everything that decides a vector: architecture, preprocessing, weights.
 
     >>> import torch
     >>> from forerank.models import create_model
     >>> model = create_model("glyphnet", embedding_dim=4)
-    >>> before = fingerprint(model)
+    >>> before = model_identity(model)
     >>> with torch.no_grad():
     ...     _ = model.head.weight.mul_(1.01)
-    >>> fingerprint(model) == before
+    >>> model_identity(model) == before
     False
     """
     import torch
@@ -33,7 +33,7 @@ def fingerprint(model: "EmbeddingModel") -> str:
 
 
 def refuse_other_model(address: str, stored: dict[str, str], given: str, name: str, instead: str) -> None:
-    """Raise unless the fingerprint `given` is the one stored; vectors of two models cannot be compared."""
+    """Raise unless the identity `given` is the one stored; vectors of two models cannot be compared."""
     if stored["fingerprint"] != given:
         raise InputError(
             f"{address} was built with another model ({stored.get('source', 'unknown')}, "

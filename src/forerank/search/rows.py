@@ -3,7 +3,8 @@
 import hashlib
 import os
 import stat
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,7 +14,11 @@ LARGEST_ID = 2**53 - 1
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An image of the index. `label` is empty when it is not known; `id` is given by the engine."""
+    """An image of the index. `label` is empty when it is not known; `id` is given by the engine.
+
+    `columns` holds what else is known of the image, by the name of the CSV column: category, price, URL,
+    camera. Values are text, and a column in which the image has no value is missing.
+    """
 
     path: str  # relative to the index's image root, with forward slashes
     label: str
@@ -21,6 +26,7 @@ class Row:
     size: int  # bytes
     modified: int  # nanoseconds, as the file system tells it
     id: int = -1
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 def hash_bytes(data: bytes) -> str:

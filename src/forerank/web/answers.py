@@ -13,6 +13,7 @@ class HitAnswer(BaseModel):
     similarity: float = Field(description="cosine, from -1 to 1")
     trusted: bool = Field(description="whether the similarity reaches the calibrated threshold")
     correct: bool | None = Field(description="whether it has the query's label; null where that is not known")
+    columns: dict[str, str] = Field(description="further columns of the indexed CSV: category, price, URL")
 
 
 class SearchAnswer(BaseModel):
@@ -31,6 +32,7 @@ class RowAnswer(BaseModel):
     id: int
     path: str
     label: str | None
+    columns: dict[str, str]
 
 
 class GalleryAnswer(BaseModel):
@@ -48,6 +50,7 @@ class IndexAnswer(BaseModel):
     dimensions: int
     model: str
     labelled: bool
+    columns: list[str] = Field(description="names of the further columns")
     dense: bool = Field(description="whether ids are 0, 1, 2, ... without gaps")
     approximate: bool
     threshold: float | None

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from forerank import __version__
 from forerank.errors import ForerankError, InputError
 from forerank.losses import loss_names
+from forerank.search.engine import Filter
 from forerank.search.index import Index, Matches
 from forerank.search.rows import LARGEST_ID, Row
 from forerank.web.answers import (
@@ -58,8 +59,9 @@ def create_app(
     app.add_middleware(Guard, only_loopback=only_loopback, host=host)
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     templates = Jinja2Templates(directory=HERE / "templates")
+    index = index.finding_by(Together(index.engine.search))
+    app.state.index = index  # whose model is loaded when it is first needed
     pictures = Pictures(index)
-    index.find = Together(index.engine.search)
     model_in_use = threading.Lock()  # one forward pass at a time: it already uses every core
     decoding = threading.Semaphore(2)  # so many full-size pictures are in memory at once, and no more
     _answer_errors(app)
@@ -93,7 +95,8 @@ def create_app(
             dimensions=index.dim,
             model=index.meta["model"].get("name", "unknown model"),
             labelled=bool(index.meta.get("labelled")),
-            dense=not index.engine.address.startswith("milvus:"),
+            columns=list(index.columns),
+            dense=index.engine.abilities.dense_ids,
             approximate=bool(index.meta.get("approximate")),
             threshold=index.threshold,
             precision=promise,
@@ -107,9 +110,9 @@ def create_app(
         text: Text = "",
     ) -> GalleryAnswer:
         """Indexed images in order, a stretch at a time, all or those whose path or label contains a text."""
-        rows = index.engine.page(after=after, limit=limit, label=label, text=text)
+        rows = index.engine.page(after=after, limit=limit, where=Filter(label, text))
         return GalleryAnswer(
-            rows=[RowAnswer(id=row.id, path=row.path, label=row.label or None) for row in rows],
+            rows=[_row_answer(row) for row in rows],
             next=rows[-1].id if len(rows) == limit else None,
         )
 
@@ -142,8 +145,7 @@ def create_app(
     @app.get("/api/rows/{number}", responses=REFUSALS)
     def row(number: RowId) -> RowAnswer:
         """One indexed image."""
-        found = row_of(number)
-        return RowAnswer(id=found.id, path=found.path, label=found.label or None)
+        return _row_answer(row_of(number))
 
     @app.get("/api/rows/{number}/search", responses=REFUSALS)
     def search_row(number: RowId, k: neighbours = 24) -> SearchAnswer:
@@ -178,6 +180,10 @@ def create_app(
     return app
 
 
+def _row_answer(row: Row) -> RowAnswer:
+    return RowAnswer(id=row.id, path=row.path, label=row.label or None, columns=dict(row.columns))
+
+
 def _answer(matches: Matches, label: str | None, started: float) -> SearchAnswer:
     hits = [
         HitAnswer(
@@ -188,6 +194,7 @@ def _answer(matches: Matches, label: str | None, started: float) -> SearchAnswer
             similarity=round(hit.similarity, 6),
             trusted=matches.trusted(hit),
             correct=hit.label == label if label and hit.label else None,
+            columns=dict(hit.columns),
         )
         for hit in matches
     ]

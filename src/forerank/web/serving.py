@@ -65,7 +65,7 @@ def serve_index(
         say(f"everybody who can reach {host} can search {len(index):,} images: there is no password")
     shown = f"[{host}]" if ":" in host else host
     say(f"{len(index):,} images at http://{shown}:{port} (API: http://{shown}:{port}/docs), Ctrl-C to stop")
-    threading.Thread(target=_warm_up, args=(index,), daemon=True).start()
+    threading.Thread(target=_warm_up, args=(app.state.index,), daemon=True).start()
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -1,43 +1,44 @@
-"""Queries that arrive while a search is running are answered together by the next one.
+"""Queries of one filter that arrive while a search is running are answered together by the next one.
 
 One pass over the vectors for fifty visitors costs little more than one pass for one.
 """
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from forerank.search.engine import Neighbours, Vectors
+from forerank.search.engine import EVERYTHING, Filter, RowNeighbours, Vectors
+from forerank.search.index import Find
 
 
 @dataclass(eq=False)
 class _Ticket:
     queries: Vectors  # (q, D)
     k: int
-    answer: Neighbours | None = None
+    where: Filter
+    answer: RowNeighbours | None = None
     error: Exception | None = None
 
 
 class Together:
     """Call it like an engine's `search`, from any number of threads.
 
-    >>> def search(queries, k):
+    >>> def search(queries, k, where):
     ...     order = np.argsort(-queries, axis=1)[:, :k]
-    ...     return Neighbours(order, np.take_along_axis(queries, order, axis=1))
+    ...     return RowNeighbours(order, np.take_along_axis(queries, order, axis=1))
     >>> Together(search)(np.array([[0.1, 0.9, 0.5]], np.float32), 2).ids.tolist()
     [[1, 2]]
     """
 
-    def __init__(self, search: Callable[[Vectors, int], Neighbours], most: int = 64) -> None:
+    def __init__(self, search: Find, most: int = 64) -> None:
         self._search, self._most = search, most
         self._waiting: list[_Ticket] = []
         self._line = threading.Lock()
         self._running = threading.Lock()
 
-    def __call__(self, queries: Vectors, k: int) -> Neighbours:
-        ticket = _Ticket(queries, k)
+    def __call__(self, queries: Vectors, k: int, where: Filter = EVERYTHING) -> RowNeighbours:
+        ticket = _Ticket(queries, k, where)
         with self._line:
             self._waiting.append(ticket)
         while True:
@@ -50,9 +51,11 @@ class Together:
 
     def _answer_some(self) -> None:
         with self._line:
-            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            where = self._waiting[0].where
+            batch = [ticket for ticket in self._waiting if ticket.where == where][: self._most]
+            self._waiting = [ticket for ticket in self._waiting if ticket not in batch]
         try:
-            found = self._search(np.concatenate([t.queries for t in batch]), max(t.k for t in batch))
+            nearest = self._search(np.concatenate([t.queries for t in batch]), max(t.k for t in batch), where)
         except Exception as error:
             for ticket in batch:
                 ticket.error = error
@@ -61,4 +64,6 @@ class Together:
         for ticket in batch:
             rows = slice(start, start + len(ticket.queries))
             start += len(ticket.queries)
-            ticket.answer = Neighbours(found.ids[rows, : ticket.k], found.similarities[rows, : ticket.k])
+            ticket.answer = RowNeighbours(
+                nearest.ids[rows, : ticket.k], nearest.similarities[rows, : ticket.k]
+            )
