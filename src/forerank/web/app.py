@@ -1,7 +1,11 @@
 """The application: routes of the page and of its JSON API."""
 
+import asyncio
 import threading
 import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +15,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from forerank import __version__
@@ -33,14 +36,14 @@ from forerank.web.guard import Guard
 from forerank.web.penalties import penalties_of
 from forerank.web.pictures import Pictures
 from forerank.web.together import Together
-from forerank.web.uploads import Limits, RefusedUpload, decode, read_body
+from forerank.web.uploads import DECODERS, Decoders, Limits, RefusedUpload, Uploads
 
 HERE = Path(__file__).parent
 RowId = Annotated[int, PathParameter(ge=0, le=LARGEST_ID, description="row of the index")]
 After = Annotated[int, Query(ge=-1, le=LARGEST_ID, description="id of the last row already shown")]
 Text = Annotated[str, Query(max_length=200)]
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer} for status in (400, 404, 413, 415, 422)
+    status: {"model": ErrorAnswer} for status in (400, 404, 408, 413, 415, 422, 503)
 }
 
 
@@ -55,7 +58,23 @@ def create_app(
     """The page and API of an index as an ASGI application that listens on `host`."""
     limits = limits or Limits()
     name = title or Path(index.engine.address.rpartition(":")[2]).name
-    app = FastAPI(title=f"Forerank: {name}", version=__version__, docs_url=None, redoc_url=None)
+    uploads, decoders = Uploads(limits), Decoders(limits)
+    # Threads of their own: what strangers send must not keep thumbnails and other searches waiting.
+    for_uploads = ThreadPoolExecutor(DECODERS, thread_name_prefix="upload")
+
+    @asynccontextmanager
+    async def while_it_runs(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        for_uploads.shutdown(wait=False, cancel_futures=True)
+        decoders.close()
+
+    app = FastAPI(
+        title=f"Forerank: {name}",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=while_it_runs,
+    )
     app.add_middleware(Guard, only_loopback=only_loopback, host=host)
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     templates = Jinja2Templates(directory=HERE / "templates")
@@ -63,7 +82,6 @@ def create_app(
     app.state.index = index  # whose model is loaded when it is first needed
     pictures = Pictures(index)
     model_in_use = threading.Lock()  # one forward pass at a time: it already uses every core
-    decoding = threading.Semaphore(2)  # so many full-size pictures are in memory at once, and no more
     _answer_errors(app)
 
     def row_of(number: int) -> Row:
@@ -128,17 +146,16 @@ def create_app(
     @app.post("/api/search", responses=REFUSALS, openapi_extra=body)
     async def search(request: Request, k: neighbours = 24) -> SearchAnswer:
         """Find the images nearest to a picture; its bytes are the body of the request."""
-        data = await read_body(request, limits)
-        return await run_in_threadpool(search_picture, data, k)
+        async with uploads.receive(request) as data:
+            return await asyncio.get_running_loop().run_in_executor(for_uploads, search_picture, data, k)
 
     def search_picture(data: bytes, k: int) -> SearchAnswer:
         started = time.perf_counter()
         with model_in_use:
             wanted = index.retriever.model.preprocessing
-        with decoding:
-            image = decode(data, limits, wanted)
-            with model_in_use:
-                vectors = index.embed([image])
+        image = decoders.decode(data, wanted)
+        with model_in_use:
+            vectors = index.embed([image])
         matches = index.search_vectors(vectors, k)[0]
         return _answer(matches, None, started)
 

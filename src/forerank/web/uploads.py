@@ -1,25 +1,38 @@
-"""A picture that somebody sent: read up to a limit, recognised by its content, decoded up to a limit."""
+"""Pictures that strangers send: received within common bounds, and decoded where it can be ended."""
 
+import asyncio
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 from PIL import Image
+from starlette.requests import ClientDisconnect, Request
 
-from forerank.data import BadImageError, read_image
 from forerank.data.preprocessing import Views
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
+DECODERS = 2  # so many full-size pictures are in memory at once, and no more
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may cost."""
+    """What a request may cost, and what all uploads together may."""
 
     bytes: int = 20_000_000
     pixels: int = 50_000_000
     neighbours: int = 200
     page: int = 240
+    bytes_together: int = 200_000_000  # of all pictures that are being received or wait to be decoded
+    waiting: int = 64  # pictures that are received and wait for their answer
+    body_seconds: float = 60  # from the first byte of a picture to the last
+    decode_seconds: float = 10
 
 
 class RefusedUpload(Exception):  # noqa: N818 - it is an answer, not a fault
@@ -30,31 +43,156 @@ class RefusedUpload(Exception):  # noqa: N818 - it is an answer, not a fault
         self.status, self.sentence = status, sentence
 
 
-async def read_body(request: "Request", limits: Limits) -> bytes:
-    """The body of a request; reading stops once it is larger than allowed, whatever was announced."""
-    kind = request.headers.get("content-type", "")
-    if kind.startswith("multipart/"):
-        raise RefusedUpload(415, "send the picture's bytes as the body: curl --data-binary @query.jpg")
-    announced = request.headers.get("content-length", "")
-    too_large = f"the picture has more than {limits.bytes / 1e6:g} MB, the most that is taken"
-    if announced.isdigit() and int(announced) > limits.bytes:
-        raise RefusedUpload(413, too_large)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limits.bytes:
-            raise RefusedUpload(413, too_large)
-    if not body:
-        raise RefusedUpload(400, "no picture was sent: the request has an empty body")
-    return bytes(body)
+class Uploads:
+    """Receives pictures; what they hold together is bounded. To be used from the event loop only."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._held = 0
+        self._waiting = 0
+
+    @asynccontextmanager
+    async def receive(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request; it counts as held until the block ends."""
+        self._refuse_by_headers(request)
+        chunks: list[bytes] = []
+        received = 0
+        try:
+            try:
+                async with asyncio.timeout(self._limits.body_seconds):
+                    async for chunk in request.stream():
+                        chunks.append(chunk)
+                        received += len(chunk)
+                        self._held += len(chunk)
+                        if received > self._limits.bytes:
+                            raise self._too_large()
+                        if self._held > self._limits.bytes_together:
+                            raise _busy()
+            except TimeoutError:
+                sentence = f"the picture did not arrive within {self._limits.body_seconds:g} s"
+                raise RefusedUpload(408, sentence) from None
+            except ClientDisconnect:
+                raise RefusedUpload(400, "the picture did not arrive: the client went away") from None
+            if not received:
+                raise RefusedUpload(400, "no picture was sent: the request has an empty body")
+            if self._waiting >= self._limits.waiting:
+                raise _busy()
+            body = b"".join(chunks)
+            chunks.clear()
+            self._waiting += 1
+            try:
+                yield body
+            finally:
+                self._waiting -= 1
+        finally:
+            self._held -= received
+
+    def _refuse_by_headers(self, request: Request) -> None:
+        if request.headers.get("content-type", "").startswith("multipart/"):
+            raise RefusedUpload(415, "send the picture's bytes as the body: curl --data-binary @query.jpg")
+        announced = request.headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > self._limits.bytes:
+            raise self._too_large()
+
+    def _too_large(self) -> RefusedUpload:
+        most = f"{self._limits.bytes / 1e6:g} MB"
+        return RefusedUpload(413, f"the picture has more than {most}, the most that is taken")
 
 
-def decode(body: bytes, limits: Limits, wanted: Views) -> Image.Image:
-    """The picture in some bytes, upright; what it is called or claims to be does not matter.
+def _busy() -> RefusedUpload:
+    return RefusedUpload(503, "too many pictures are being sent at the moment: try again in a minute")
 
-    It is decoded exactly as the index's own images were, so that an indexed file finds itself.
+
+class Decoders:
+    """Decodes pictures in processes of their own: one that takes too long can be ended, a thread cannot.
+
+    A process is started when it is first needed. Call `decode` from at most `count` threads at once; others
+    wait.
     """
-    try:
-        return read_image(body, channels=wanted.channels, shrink_to=wanted.resize, max_pixels=limits.pixels)
-    except BadImageError as error:
-        raise RefusedUpload(400, f"this is not a picture that can be read: {error.reason}") from error
+
+    def __init__(self, limits: Limits, count: int = DECODERS) -> None:
+        self._limits = limits
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes] | None] = queue.SimpleQueue()
+        for _ in range(count):
+            self._idle.put(None)
+
+    def decode(self, body: bytes, wanted: Views) -> Image.Image:
+        """The picture in some bytes, upright; what it is called or claims to be does not matter.
+
+        It is decoded exactly as the index's own images were, so that an indexed file finds itself.
+        """
+        process = self._idle.get()
+        try:
+            if process is None or process.poll() is not None:
+                process = _start_decoder()
+            too_slow = threading.Event()
+            ending = threading.Timer(self._limits.decode_seconds, _end, (process, too_slow))
+            ending.start()
+            try:
+                head, pixels = _ask(process, body, wanted, self._limits.pixels)
+            except (OSError, ValueError):  # it was ended, or a codec took it down
+                head, pixels = {}, b""
+            finally:
+                ending.cancel()
+            if too_slow.is_set() or not head:
+                process.kill()
+                process.wait()
+        finally:
+            self._idle.put(process)
+        if too_slow.is_set():
+            head = {"refused": f"decoding it takes more than {self._limits.decode_seconds:g} s"}
+        if "size" not in head:
+            reason = head.get("refused", "the decoder could not cope with it")
+            raise RefusedUpload(400, f"this is not a picture that can be read: {reason}")
+        return Image.frombytes(head["mode"], tuple(head["size"]), pixels)
+
+    def close(self) -> None:
+        """End the processes that are idle."""
+        while True:
+            try:
+                process = self._idle.get_nowait()
+            except queue.Empty:
+                return
+            if process is not None:
+                process.kill()
+                process.wait()
+
+
+def _start_decoder() -> subprocess.Popen[bytes]:
+    import forerank
+
+    place = str(Path(forerank.__file__).parents[1])
+    paths = [place, *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "forerank.web.decoder"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # "ready": starting does not count as decoding
+    return process
+
+
+def _end(process: subprocess.Popen[bytes], too_slow: threading.Event) -> None:
+    too_slow.set()
+    process.kill()
+
+
+def _ask(
+    process: subprocess.Popen[bytes], body: bytes, wanted: Views, pixels: int
+) -> tuple[dict[str, Any], bytes]:
+    """Send a picture to a decoder and read its answer; one that was ended raises OSError or ValueError."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    request = {"channels": wanted.channels, "shrink_to": wanted.resize, "max_pixels": pixels}
+    process.stdin.write(json.dumps({"bytes": len(body), **request}).encode() + b"\n")
+    process.stdin.write(body)
+    process.stdin.flush()
+    head: dict[str, Any] = json.loads(process.stdout.readline())
+    size = head.get("bytes", 0)
+    answer = process.stdout.read(size)
+    if len(answer) != size:
+        raise ValueError("the answer is not whole")
+    return head, answer
