@@ -22,7 +22,6 @@ PURPOSES = {
     "hf": "backbones hf:NAME",
     "onnx": "forerank export --onnx",
     "heic": "HEIC photographs (iPhone)",
-    "cars196": "Cars196 as its makers ship it (.mat files)",
     "weights": "EfficientNet-lite1 and lite2 with ImageNet weights",
 }
 

@@ -153,8 +153,8 @@ def test_an_index_of_a_newer_format_is_refused(tmp_path, fill, make_rows, random
     engine = open_engine(tmp_path / "index")
     fill(engine, make_rows(["a/1.png"]), random_vectors(1))
     file = next((tmp_path / "index").glob("generation-*/meta.json"))
-    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(InputError, match="index format 2; this version reads 1"):
+    file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
+    with pytest.raises(InputError, match="index format 3; this version reads 2"):
         open_engine(tmp_path / "index").meta()
 
 

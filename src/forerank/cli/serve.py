@@ -59,5 +59,8 @@ def serve(
     from forerank.web.serving import Limits, serve_index
 
     keep_freed_memory()
-    limits = Limits(bytes=int(upload_megabytes * 1e6), pixels=int(upload_megapixels * 1e6))
+    size = int(upload_megabytes * 1e6)
+    limits = Limits(
+        bytes=size, pixels=int(upload_megapixels * 1e6), bytes_together=max(Limits.bytes_together, size)
+    )
     serve_index(Index.open(index, root=images, model=model), host=host, port=port, title=title, limits=limits)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from forerank.errors import InputError, nearest
+from forerank.errors import InputError
 from forerank.search.rows import Row
 
 Vectors = npt.NDArray[np.float32]
@@ -151,12 +151,14 @@ def open_engine(address: str | Path) -> Engine:
     >>> open_engine("no/such/folder").meta() is None
     True
     """
-    scheme, colon, place = str(address).partition(":")
+    scheme, colon, _ = str(address).partition(":")
     if not (colon and scheme in ENGINES):
-        mistyped = place.startswith("//") or (nearest(scheme, ENGINES) and not Path(address).exists())
-        if colon and mistyped:
+        if colon and scheme.isidentifier() and not Path(address).exists():
             forms = ", ".join(engine_class(name).forms for name in ENGINES)
-            raise InputError(f"unknown kind of index {scheme!r} in {str(address)!r}: give {forms}.")
+            raise InputError(
+                f"unknown kind of index {scheme!r} in {str(address)!r}: give {forms}. "
+                f"A folder of that name is written ./{address}."
+            )
         scheme = ""
     return engine_class(scheme)(str(address))
 
