@@ -160,9 +160,9 @@ DAMAGE = {
 def test_what_is_damaged_is_said_and_built_anew_with_replace(tmp_path, model_folder, image_folder, damage):
     build_index(model_folder, image_folder, tmp_path / "index")
     DAMAGE[damage](tmp_path / "index")
-    with pytest.raises(InputError, match=r"damaged.*--replace builds it anew"):
+    with pytest.raises(InputError, match=r"damaged.*--replace builds it again from nothing"):
         Index.open(tmp_path / "index").search(image_folder / "class0/00.png")
-    with pytest.raises(InputError, match="--replace builds it anew"):
+    with pytest.raises(InputError, match="--replace builds it again from nothing"):
         build_index(model_folder, image_folder, tmp_path / "index")
     assert build_index(model_folder, image_folder, tmp_path / "index", replace=True).embedded == 12
     same_as_from_scratch(tmp_path / "index", model_folder, image_folder)

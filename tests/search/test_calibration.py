@@ -5,7 +5,7 @@ import pytest
 
 from forerank.errors import InputError
 from forerank.search import Index, Row, calibrate, open_engine
-from forerank.search.calibration import Trials, choose, play
+from forerank.search.calibration import Trials, choose_threshold, run_trials
 
 
 def make_index(address, vectors, labels, contents=None):
@@ -27,7 +27,7 @@ def angle(degrees):
 def test_trials_by_hand(address):
     """a at 0 and 10 degrees, b at 14 and 90, c alone at 180."""
     index = make_index(address, [angle(x) for x in (0, 10, 14, 90, 180)], list("aabbc"))
-    trials = play(index.engine, None, None)
+    trials = run_trials(index.engine, None, None)
     by_label = np.argsort(trials.labels, kind="stable")
     cosine = np.cos(np.radians([10, 4, 4, 76])).tolist()
     np.testing.assert_allclose(np.sort(trials.nearest[by_label][:2]), np.sort(cosine[:2]), atol=1e-5)
@@ -39,7 +39,7 @@ def test_trials_by_hand(address):
 def test_a_copy_of_the_query_proves_nothing(tmp_path):
     same = ["00" * 16, "00" * 16, "11" * 16, "22" * 16]
     index = make_index(tmp_path / "i", [angle(x) for x in (0, 0, 30, 50)], list("aabb"), same)
-    trials = play(index.engine, None, None)
+    trials = run_trials(index.engine, None, None)
     assert not np.isfinite(trials.nearest[trials.labels == "a"]).any()
 
 
@@ -52,13 +52,17 @@ def test_the_threshold_by_hand():
         np.array(list("abcd")),
     )
     # At 0.6: 3 right of 5 given. At 0.75: 2 of 3. At 0.8: 2 of 2.
-    assert choose(trials, precision=0.6, absent=0.5, least=1).similarity == pytest.approx(0.6)
-    assert choose(trials, precision=0.65, absent=0.5, least=1).similarity == pytest.approx(0.75)
-    strict = choose(trials, precision=0.95, absent=0.5, least=1)
+    assert choose_threshold(trials, precision=0.6, absent=0.5, min_answers=1).similarity == pytest.approx(0.6)
+    assert choose_threshold(trials, precision=0.65, absent=0.5, min_answers=1).similarity == pytest.approx(
+        0.75
+    )
+    strict = choose_threshold(trials, precision=0.95, absent=0.5, min_answers=1)
     assert (strict.similarity, strict.precision) == (pytest.approx(0.8), 1.0)
     assert (strict.answered, strict.false_answers) == (0.5, 0.0)
     # Were nothing ever absent, 0.6 would give 3 of 4.
-    assert choose(trials, precision=0.75, absent=0.0, least=1).similarity == pytest.approx(0.6)
+    assert choose_threshold(trials, precision=0.75, absent=0.0, min_answers=1).similarity == pytest.approx(
+        0.6
+    )
 
 
 def test_a_precision_out_of_reach_is_refused_with_the_best():
@@ -67,7 +71,7 @@ def test_a_precision_out_of_reach_is_refused_with_the_best():
         InputError,
         match=r"no threshold gives a precision of 99\.0% with 1 answers or more: the best is 50\.0%",
     ):
-        choose(trials, precision=0.99, absent=0.5, least=1)
+        choose_threshold(trials, precision=0.99, absent=0.5, min_answers=1)
 
 
 def test_a_few_lucky_answers_are_no_threshold_and_no_certainty():
@@ -76,8 +80,8 @@ def test_a_few_lucky_answers_are_no_threshold_and_no_certainty():
     correct = np.concatenate([np.ones(15, bool), np.arange(85) % 2 == 0])
     trials = Trials(nearest, correct, np.full(100, 0.0), np.array([f"c{i}" for i in range(100)]))
     with pytest.raises(InputError, match="with 20 answers or more"):
-        choose(trials, precision=0.99, absent=0.5)
-    lucky = choose(trials, precision=0.99, absent=0.5, least=1)
+        choose_threshold(trials, precision=0.99, absent=0.5)
+    lucky = choose_threshold(trials, precision=0.99, absent=0.5, min_answers=1)
     assert lucky.precision == 1.0
     assert lucky.low == pytest.approx(15 / (15 + 1.96**2), abs=0.03)  # not "100% to 100%"
 
@@ -106,7 +110,7 @@ def test_the_promise_holds_on_fresh_data(tmp_path):
             other = np.where(alike, -9, similarity).max(1)
             trials = Trials(np.maximum(same, other), same > other, other, labels.astype(str))
             if part == 0:
-                chosen = choose(trials, precision=0.9, absent=0.5, seed=seed)
+                chosen = choose_threshold(trials, precision=0.9, absent=0.5, seed=seed)
             else:
                 right = (trials.nearest >= chosen.similarity) & trials.correct
                 given = (trials.nearest >= chosen.similarity).sum() + (other >= chosen.similarity).sum()
@@ -144,14 +148,14 @@ def test_validation_images_with_labels_outside_the_catalogue(tmp_path):
     """A query whose class is not there counts only among the absent."""
     index = make_index(tmp_path / "i", [angle(x) for x in (0, 5, 90, 95)], list("aabb"))
     queries = np.array([angle(x) for x in (2, 93, 200)], np.float32)
-    trials = play(index.engine, queries, ["a", "b", "unheard of"])
+    trials = run_trials(index.engine, queries, ["a", "b", "unheard of"])
     assert np.isfinite(trials.nearest).tolist() == [True, True, False]
     assert np.isfinite(trials.nearest_other).all()
 
 
 def test_numbers_that_make_no_sense_are_refused(tmp_path):
     index = make_index(tmp_path / "index", [angle(x) for x in (0, 10, 14, 90)], list("aabb"))
-    for wrong in ({"most": -3}, {"most": 0}, {"seed": -1}):
+    for wrong in ({"max_queries": -3}, {"max_queries": 0}, {"seed": -1}):
         with pytest.raises(InputError, match="at least one query and a seed from 0 on"):
             calibrate(index, **wrong)
 

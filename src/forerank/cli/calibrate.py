@@ -54,7 +54,9 @@ def calibrate(
         images = list_images(validation)
         vectors = opened.embed([images.root / path for path in images.paths])
         labels = images.labels
-    result = calibrate(opened, vectors, labels, precision=precision, absent=absent, most=queries, seed=seed)
+    result = calibrate(
+        opened, vectors, labels, precision=precision, absent=absent, max_queries=queries, seed=seed
+    )
     if json:
         print_json(result.to_dict())
     else:

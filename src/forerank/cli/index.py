@@ -44,7 +44,7 @@ def index(
     approximate
         Build an approximate index, or (--exact) none; by default one is tried where it may pay.
     replace
-        Build anew, although the index there belongs to another model or is damaged.
+        Build everything again, although the index there belongs to another model or is damaged.
     rehash
         Read every file again instead of trusting the size and time of unchanged ones.
     strict

@@ -1,4 +1,4 @@
-"""Model + images -> index -> neighbours. One engine a file."""
+"""Model + images -> index -> neighbours. One file per engine."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from forerank.search.build import BuildReport, build_index
     from forerank.search.calibration import Calibration, calibrate
     from forerank.search.duplicates import find_duplicates
-    from forerank.search.engine import Engine, open_engine
+    from forerank.search.engine import Engine, Filter, open_engine
     from forerank.search.index import Hit, Index, Matches
     from forerank.search.label_audit import Audit, audit
     from forerank.search.rows import Row
@@ -22,6 +22,7 @@ _WHERE = {
     "calibrate": "calibration",
     "find_duplicates": "duplicates",
     "Engine": "engine",
+    "Filter": "engine",
     "open_engine": "engine",
     "Hit": "index",
     "Index": "index",
@@ -34,6 +35,7 @@ __all__ = [
     "BuildReport",
     "Calibration",
     "Engine",
+    "Filter",
     "Hit",
     "Index",
     "Matches",

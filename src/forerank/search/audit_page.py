@@ -10,7 +10,7 @@ from typing import Any
 from forerank.data.table import BOX_COLUMNS
 from forerank.files import write_atomically
 from forerank.report.thumbnails import Thumbnails
-from forerank.search.label_audit import Audit, Found
+from forerank.search.label_audit import Audit, AuditScore
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 OWN_STYLE = """
@@ -62,7 +62,7 @@ def write_csv(found: Audit, path: Path) -> None:
 
 
 def write_page(
-    found: Audit, path: Path, *, title: str, checked: Found | None = None, shown: int = 40
+    found: Audit, path: Path, *, title: str, checked: AuditScore | None = None, shown: int = 40
 ) -> None:
     """One self-contained HTML file: the worst `shown` images, split classes, confused pairs."""
     picture = Thumbnails(found.table.files, found.table.box, side=104)

@@ -80,7 +80,7 @@ def build_index(
         address: a folder, or SCHEME:PLACE of another engine.
         split: which part of a data set: "train", "validation", "test" or "all".
         approximate: whether to have an approximate index, if the engine can; None: where it pays.
-        replace: build anew, with another model or where the old index is damaged.
+        replace: build everything again, with another model or where the old index is damaged.
         rehash: read every file again instead of trusting size and time of the unchanged ones.
         on_bad: "skip" leaves unreadable images out and reports them; "refuse" stops at the first.
         part: images between two points from which an interrupted run goes on.
@@ -100,7 +100,7 @@ def build_index(
     started = time.perf_counter()
     from forerank.models import Retriever, save_model
 
-    engine = open_engine(address)  # first: a wrong place is told at once
+    engine = open_engine(address)  # first: a wrong place is refused before a model is loaded
     if approximate is not None and not engine.abilities.approximate:
         raise InputError(
             f"the engine of {address} chooses its own kind of index: leave out --approximate and --exact."
@@ -123,12 +123,12 @@ def build_index(
                 raise
             old, known, gone = None, {}, {}  # damaged: nothing of it counts
         if old is not None and not replace:
-            instead = "Give --replace to build it anew, or another place."
+            instead = "Give --replace to build it again from nothing, or another place."
             refuse_other_model(str(address), old["model"], identity, source, instead)
         report = BuildReport(str(address))
         scanned = time.time_ns()
         trust = 0 if rehash or old is None else int(old.get("scanned", 0))
-        rows = _look(wanted, known, trust, report, on_bad)
+        rows = _read_rows(wanted, known, trust, report, on_bad)
         same_model = old is not None and old["model"]["fingerprint"] == identity
         bad_before = old.get("bad", {}) if old is not None and same_model and not rehash else {}
         bad = {row.content: bad_before[row.content] for row in rows if row.content in bad_before}
@@ -183,7 +183,7 @@ def _name(model: object, retriever: "Retriever") -> str:
     return str(retriever.model.spec["backbone"])
 
 
-def _look(
+def _read_rows(
     wanted: Images, known: dict[str, Row], trusted_until: int, report: BuildReport, on_bad: str
 ) -> list[Row]:
     """A row for every file, hashing those whose size or time says that they may be new."""
@@ -302,11 +302,11 @@ def _embed_part(
     finite = [bool(row.all()) for row in np.isfinite(vectors)]
     for row, data, fine in zip(rows, sources, finite, strict=True):
         if not fine and row.content not in bad:
-            bad[row.content] = _why(data)
+            bad[row.content] = _reason(data)
     return [row for row, fine in zip(rows, finite, strict=True) if fine], vectors[finite]
 
 
-def _why(data: bytes) -> str:
+def _reason(data: bytes) -> str:
     from forerank.data import BadImageError, read_image
 
     try:

@@ -20,8 +20,8 @@ Floats = npt.NDArray[np.float64]
 class Calibration:
     """A threshold and what it is worth on the queries it was chosen from.
 
-    Precision is the share of right answers among the answers given, when a share `absent` of what people
-    ask is not in the catalogue at all; its interval comes from drawing the queries' classes anew.
+    Precision is the share of right answers among the answers given, when a share `absent` of the queries show
+    what is not in the catalogue at all; its interval comes from resampling the classes of the queries.
     """
 
     similarity: float  # the threshold
@@ -68,8 +68,8 @@ def calibrate(
     *,
     precision: float = 0.95,
     absent: float = 0.5,
-    most: int = 5000,
-    least: int = 20,
+    max_queries: int = 5000,
+    min_answers: int = 20,
     seed: int = 0,
     store: bool = True,
 ) -> Calibration:
@@ -80,11 +80,11 @@ def calibrate(
         queries, labels: vectors (Q, D) and labels of validation images that are not in the index, named as in
             the index. Without them every indexed image asks for the others.
         precision: wanted share of right answers among the answers given.
-        absent: share of what people will ask that is not in the catalogue. Such queries are played by taking
-            a query's whole class out of the catalogue; then every answer is wrong.
-        most: queries used at most, drawn at random.
-        least: answers that a threshold must give among the queries to be considered at all: what is right
-            for a handful is luck.
+        absent: share of the queries that show what is not in the catalogue. They are imitated by taking a
+            query's whole class out of the catalogue; then every answer is wrong.
+        max_queries: queries used at most, drawn at random.
+        min_answers: answers that a threshold must give among the queries to be considered at all: a few right
+            answers are luck.
         seed: of the drawing and of the interval.
         store: write the threshold into the index.
     """
@@ -92,17 +92,22 @@ def calibrate(
         raise InputError(f"the wanted precision lies between 0 and 1, not {precision}.")
     if not 0 <= absent < 1:
         raise InputError(f"the share of absent queries lies from 0 to below 1, not {absent}.")
-    if most < 1 or seed < 0:
-        raise InputError(f"at least one query and a seed from 0 on are needed, not {most} and {seed}.")
-    trials = play(index.engine, queries, labels, most=most, seed=seed)
-    result = choose(trials, precision=precision, absent=absent, least=least, seed=seed)
+    if max_queries < 1 or seed < 0:
+        raise InputError(f"at least one query and a seed from 0 on are needed, not {max_queries} and {seed}.")
+    trials = run_trials(index.engine, queries, labels, max_queries=max_queries, seed=seed)
+    result = choose_threshold(trials, precision=precision, absent=absent, min_answers=min_answers, seed=seed)
     if store:
         index.store_threshold(result.to_dict())
     return result
 
 
-def play(
-    engine: Engine, queries: Vectors | None, labels: Sequence[str] | None, *, most: int = 5000, seed: int = 0
+def run_trials(
+    engine: Engine,
+    queries: Vectors | None,
+    labels: Sequence[str] | None,
+    *,
+    max_queries: int = 5000,
+    seed: int = 0,
 ) -> Trials:
     """Ask every query against all images and against those of other classes, in one pass."""
     generator = np.random.default_rng(seed)
@@ -110,13 +115,13 @@ def play(
         labelled = sorted(row.id for row in engine.all_rows() if row.label)
         if not labelled:
             raise InputError("the index has no labels: give labelled images of your own as second argument.")
-        chosen = generator.choice(len(labelled), size=min(most, len(labelled)), replace=False)
+        chosen = generator.choice(len(labelled), size=min(max_queries, len(labelled)), replace=False)
         rows = engine.rows([labelled[i] for i in np.sort(chosen)])
         vectors = engine.vectors([row.id for row in rows])
         names = np.array([row.label for row in rows])
         own = np.array([row.content for row in rows])
     else:
-        chosen = np.sort(generator.choice(len(labels), size=min(most, len(labels)), replace=False))
+        chosen = np.sort(generator.choice(len(labels), size=min(max_queries, len(labels)), replace=False))
         vectors, names = np.asarray(queries)[chosen], np.asarray(labels, dtype=np.str_)[chosen]
         own = np.full(len(names), "")
     asked = unit_rows(np.asarray(vectors)).float64(slice(None)).numpy()
@@ -125,7 +130,7 @@ def play(
     for part, part_vectors in engine.scan():
         similarities = asked @ unit_rows(part_vectors).float64(slice(None)).numpy().T  # (Q, B)
         part_labels = np.array([row.label for row in part])
-        known = part_labels != ""  # whether an unlabelled image is right nobody can say
+        known = part_labels != ""  # an unlabelled image is neither right nor wrong
         alike = names[:, None] == part_labels[None, :]
         # Not itself, nor a copy of itself: finding the same bytes again proves nothing.
         copies = own[:, None] == np.array([row.content for row in part])[None, :]
@@ -137,8 +142,10 @@ def play(
     return Trials(np.where(present, np.maximum(same, other), -np.inf), ~(above | tied), other, names)
 
 
-def choose(trials: Trials, *, precision: float, absent: float, least: int = 20, seed: int = 0) -> Calibration:
-    """The lowest threshold whose precision is the wanted one, with an interval by drawing classes anew."""
+def choose_threshold(
+    trials: Trials, *, precision: float, absent: float, min_answers: int = 20, seed: int = 0
+) -> Calibration:
+    """The lowest threshold whose precision is the wanted one, with an interval by resampling classes."""
     present = np.isfinite(trials.nearest)
     gone = np.isfinite(trials.nearest_other)
     if not present.any():
@@ -162,15 +169,15 @@ def choose(trials: Trials, *, precision: float, absent: float, least: int = 20, 
     correct = np.cumsum((weight * right)[order])
     # Equal similarities are accepted together: only the last of them is a possible threshold.
     last = np.append(np.diff(similarity[order]) != 0, True)
-    enough = np.arange(1, len(order) + 1) >= least
+    enough = np.arange(1, len(order) + 1) >= min_answers
     curve = np.where(last & enough, correct / given, 0.0)
     good = np.flatnonzero(curve >= precision)
     if not len(good):
         best = int(np.argmax(curve))
         raise InputError(
-            f"no threshold gives a precision of {precision:.1%} with {least} answers or more: the best is "
-            f"{curve[best]:.1%}, from similarity {similarity[order][best]:.4f} on. Ask for less, or train a "
-            "better model."
+            f"no threshold gives a precision of {precision:.1%} with {min_answers} answers or more: the best "
+            f"is {curve[best]:.1%}, from similarity {similarity[order][best]:.4f} on. Ask for less, or train "
+            "a better model."
         )
     threshold = float(similarity[order][good[-1]])
     accepted = similarity >= threshold
@@ -190,7 +197,7 @@ def choose(trials: Trials, *, precision: float, absent: float, least: int = 20, 
 
 
 def _interval(given: Floats, right: Floats, names: npt.NDArray[np.str_], seed: int) -> tuple[float, float]:
-    """95% interval of sum(right) / sum(given), drawing classes anew: images of one class err together."""
+    """95% interval of sum(right) / sum(given), by resampling classes: images of one class err together."""
     classes, code = np.unique(names, return_inverse=True)
     given_by_class = np.bincount(code, weights=given, minlength=len(classes))
     right_by_class = np.bincount(code, weights=right, minlength=len(classes))

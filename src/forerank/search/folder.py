@@ -94,14 +94,14 @@ class FolderEngine:
         return RowNeighbours(*top_k(queries, opened.vectors, k))
 
     def rows(self, ids: Sequence[int]) -> list[Row]:
-        found: dict[int, Row] = {}
+        rows: dict[int, Row] = {}
         wanted = [int(i) for i in ids]
         for start in range(0, len(wanted), 500):
             part = wanted[start : start + 500]
             marks = ",".join("?" * len(part))
             for row in self._select(f"WHERE id IN ({marks})", part):
-                found[row.id] = row
-        return [found[i] for i in wanted]
+                rows[row.id] = row
+        return [rows[i] for i in wanted]
 
     def vectors(self, ids: Sequence[int]) -> Vectors:
         everything = self._open().vectors
@@ -117,8 +117,8 @@ class FolderEngine:
 
     def labels(self, text: str = "", limit: int = 50) -> list[str]:
         query = "SELECT DISTINCT label FROM rows WHERE label != '' AND contains(label, '', ?) "
-        found = self._execute(query + "ORDER BY label LIMIT ?", [text.casefold(), limit])
-        return [label for (label,) in found]
+        labels = self._execute(query + "ORDER BY label LIMIT ?", [text.casefold(), limit])
+        return [label for (label,) in labels]
 
     def scan(self, batch: int = 8192) -> Iterator[tuple[list[Row], Vectors]]:
         opened = self._open()
@@ -160,7 +160,7 @@ class FolderEngine:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One writer at a time; the lock goes with the process, so a killed one blocks nobody."""
+        """One writer at a time; the lock goes with the process, so a killed one blocks no other."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "LOCK").open("w") as lock:
             try:
@@ -178,10 +178,10 @@ class FolderEngine:
 
     @contextmanager
     def update(self, dim: int, model: str, approximate: bool | None = None) -> Iterator["_FolderUpdate"]:
-        strangers = [p.name for p in self.folder.iterdir()] if self.folder.is_dir() else []
-        if strangers and not {"LOCK", generation.CURRENT} & set(strangers):
+        names = [p.name for p in self.folder.iterdir()] if self.folder.is_dir() else []
+        if names and not {"LOCK", generation.CURRENT} & set(names):
             raise InputError(
-                f"{self.address} holds other things ({strangers[0]}, ...) and no index: "
+                f"{self.address} holds other things ({names[0]}, ...) and no index: "
                 "give a new folder as the place of the index."
             )
         with self._writing():
@@ -254,7 +254,7 @@ class _FolderUpdate:
         self._old_vectors: Vectors | None = None
         self._old_position: dict[str, int] = {}
         if old is not None and old.meta["model"]["fingerprint"] == model:
-            with contextlib.suppress(sqlite3.DatabaseError):  # damaged: everything is embedded anew
+            with contextlib.suppress(sqlite3.DatabaseError):  # damaged: everything is embedded again
                 self._old_position = dict(old.database.execute("SELECT content, id FROM rows"))
                 self._old_vectors = old.vectors
 

@@ -19,7 +19,7 @@ from forerank.search.rows import Row
 
 FORMAT = 2
 CURRENT = "CURRENT"
-AGAIN = "forerank index with --replace builds it anew."
+AGAIN = "forerank index with --replace builds it again from nothing."
 COLUMNS = "id, path, label, content, size, modified, columns"
 
 
@@ -36,7 +36,7 @@ def current(index: Path) -> Path | None:
 
 def publish(index: Path, built: Path) -> Path:
     """Put a finished, temporary folder in force and remove what it replaces."""
-    before = [int(found.name.rpartition("-")[2]) for found in index.glob("generation-*")]
+    before = [int(old.name.rpartition("-")[2]) for old in index.glob("generation-*")]
     number = max(before, default=0) + 1
     target = index / f"generation-{number:06d}"
     files.sync_tree(built)
@@ -52,7 +52,7 @@ def sweep(index: Path) -> None:
     try:
         keep = current(index)
     except InputError:
-        keep = None  # the pointer is damaged, and whoever writes here builds everything anew
+        keep = None  # the pointer is damaged: the writer builds everything again
     for folder in index.iterdir():
         if folder.name.startswith(("generation-", "building-")) and folder != keep:
             shutil.rmtree(folder, ignore_errors=True)

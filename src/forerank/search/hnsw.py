@@ -72,9 +72,9 @@ def measure(
     exact = (time.perf_counter() - started) / len(queries[:5])
     recall, width = 0.0, widths[0]
     for width in widths:
-        found = _without_self(search(graph, queries, 11, width)[0], sample)
+        nearest = _without_self(search(graph, queries, 11, width)[0], sample)
         recall = float(
-            np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(found, truth, strict=True)])
+            np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(nearest, truth, strict=True)])
         )
         if recall >= wanted:
             break
@@ -88,7 +88,8 @@ def measure(
 def promising(vectors: Vectors, seed: int = 0) -> bool:
     """Whether a sample is easy to search approximately: more vectors only make it harder.
 
-    A large graph takes many minutes to build; on vectors that fill all directions alike it is wasted.
+    A large graph takes many minutes to build; on vectors spread evenly over all
+    directions that time is wasted.
     """
     generator = np.random.default_rng(seed)
     rows = np.sort(generator.choice(len(vectors), size=min(SAMPLE, len(vectors)), replace=False))

@@ -1,4 +1,4 @@
-"""Which images an index shall hold: a folder, a table, a data set's name -> paths and labels, one root."""
+"""Which images an index is to hold: a folder, a table, a data set's name -> paths and labels, one root."""
 
 import os
 from dataclasses import dataclass

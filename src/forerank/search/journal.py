@@ -16,7 +16,7 @@ from forerank.search.engine import Vectors
 
 
 class Journal:
-    """Open or begin the journal at `path` for vectors of `dim` from one model; another's is started anew."""
+    """Open or begin the journal at `path` for vectors of `dim` from one model; another model's is emptied."""
 
     def __init__(self, path: Path, dim: int, model: str) -> None:
         self._path, self._dim = path, dim

@@ -65,7 +65,7 @@ class Audit:
 
 
 @dataclass(frozen=True)
-class Found:
+class AuditScore:
     """How well suspects match the labels that are really wrong."""
 
     wrong: int
@@ -139,12 +139,12 @@ def audit(
     )
 
 
-def score(found: Audit, wrong: npt.NDArray[np.bool_]) -> Found:
+def score(found: Audit, wrong: npt.NDArray[np.bool_]) -> AuditScore:
     """Compare suspects with the rows (N,) whose labels are known to be wrong."""
     hits = int((found.suspect & wrong).sum())
     ranked = wrong[found.order()]
     precisions = np.cumsum(ranked) / np.arange(1, len(ranked) + 1)
-    return Found(
+    return AuditScore(
         int(wrong.sum()),
         int(found.suspect.sum()),
         hits / max(1, int(found.suspect.sum())),

@@ -23,8 +23,8 @@ FORMAT = 2
 FIELDS = ["id", "path", "label", "content", "size", "modified", "columns"]
 # Bytes that a text may have. `folded` is path and label in lower case, which can take more bytes.
 LONGEST_TEXTS = {"path": 8192, "label": 4096, "content": 64, "folded": 40_960}
-# Signs of the pattern language, replaced in `folded` by others that nobody writes: servers differ in how, and
-# whether, such a sign can be escaped.
+# Signs of the pattern language, replaced in `folded` by characters without a meaning: servers differ in how,
+# and whether, such a sign can be escaped.
 PLAIN = str.maketrans("%_\\", "\ue000\ue001\ue002")
 LONGEST_META = 65_535
 MOST_NEIGHBOURS = 16_384  # Milvus' own limit
@@ -186,7 +186,7 @@ class MilvusEngine:
         if meta is None:
             self._create(dim)
             meta = {"dim": dim, "model": {"fingerprint": model}}
-        # Said before the first row: whoever opens a half-loaded index learns that it is one, and a run after
+        # Stored before the first row: a reader of a half-loaded index learns that it is one, and a run after
         # one that was killed finishes what that one began.
         self._write_meta({**meta, "complete": False})
         yield _MilvusUpdate(self, dim)

@@ -35,7 +35,7 @@ from forerank.web.answers import (
 from forerank.web.guard import Guard
 from forerank.web.penalties import penalties_of
 from forerank.web.pictures import Pictures
-from forerank.web.together import Together
+from forerank.web.shared_search import SharedSearch
 from forerank.web.uploads import DECODERS, Decoders, Limits, RefusedUpload, Uploads
 
 HERE = Path(__file__).parent
@@ -78,7 +78,7 @@ def create_app(
     app.add_middleware(Guard, only_loopback=only_loopback, host=host)
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     templates = Jinja2Templates(directory=HERE / "templates")
-    index = index.finding_by(Together(index.engine.search))
+    index = index.finding_by(SharedSearch(index.engine.search))
     app.state.index = index  # whose model is loaded when it is first needed
     pictures = Pictures(index)
     model_in_use = threading.Lock()  # one forward pass at a time: it already uses every core
@@ -183,13 +183,13 @@ def create_app(
         """The picture of an indexed image, "small" or "large"."""
         if size not in ("small", "large"):
             raise HTTPException(422, "size is small or large")
-        found = row_of(number)
-        tag = f'"{found.content}-{size}"'
+        shown = row_of(number)
+        tag = f'"{shown.content}-{size}"'
         keep = {"etag": tag, "cache-control": "private, max-age=3600"}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=keep)
         try:
-            made = pictures.get(found, size)
+            made = pictures.get(shown, size)
         except InputError as error:
             raise HTTPException(404, str(error)) from error
         return Response(made.data, media_type=made.kind, headers=keep)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-# Scripts, styles and pictures from here only; nobody may frame the page. Figures size themselves by style=.
+# Scripts, styles and pictures from here only; no other page may show it in a frame; figures use style=.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
     "img-src 'self' blob: data:; connect-src 'self'; form-action 'none'; base-uri 'none'; "

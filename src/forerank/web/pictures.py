@@ -46,10 +46,10 @@ class Pictures:
         """The picture of a row, "small" or "large"; one that cannot be shown raises `InputError`."""
         key = (row.content, size)
         with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
+            kept = self._kept.get(key)
+            if kept is not None:
                 self._kept.move_to_end(key)
-                return found
+                return kept
         with self._decoding:
             made = self._make(row, SIDES[size])
         with self._lock:
@@ -74,7 +74,7 @@ class Pictures:
         """The bytes of a row's file: a plain file inside the image root, and nothing else."""
         file = self._index.file(row)
         try:
-            # The path is resolved; whoever puts a link in its place now is not followed.
+            # The path is resolved; a link that is put in its place now is not followed.
             descriptor = os.open(
                 file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
             )

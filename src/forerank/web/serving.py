@@ -31,7 +31,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _warm_up(index: Index) -> None:
-    """Load the model and the losses before somebody waits for them; faults are told later."""
+    """Load the model and the losses before a visitor needs them; an error is reported when it matters."""
     with contextlib.suppress(Exception):
         index.retriever.embed([np.zeros((32, 32), np.uint8)], progress=False)
         derivative()

@@ -21,13 +21,13 @@ class _Ticket:
     error: Exception | None = None
 
 
-class Together:
+class SharedSearch:
     """Call it like an engine's `search`, from any number of threads.
 
     >>> def search(queries, k, where):
     ...     order = np.argsort(-queries, axis=1)[:, :k]
     ...     return RowNeighbours(order, np.take_along_axis(queries, order, axis=1))
-    >>> Together(search)(np.array([[0.1, 0.9, 0.5]], np.float32), 2).ids.tolist()
+    >>> SharedSearch(search)(np.array([[0.1, 0.9, 0.5]], np.float32), 2).ids.tolist()
     [[1, 2]]
     """
 
@@ -42,7 +42,7 @@ class Together:
         with self._line:
             self._waiting.append(ticket)
         while True:
-            with self._running:  # whoever gets in answers for those who wait; they find their answer there
+            with self._running:  # the thread that gets in answers for all that wait
                 if ticket.error is not None:
                     raise ticket.error
                 if ticket.answer is not None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forerank.search.engine import RowNeighbours
-from forerank.web.together import Together
+from forerank.web.shared_search import SharedSearch
 
 
 def exact(queries, k, where=None):
@@ -23,7 +23,7 @@ def test_everybody_gets_their_own_answer():
         time.sleep(0.02)
         return exact(queries, k)
 
-    together = Together(slow, most=16)
+    together = SharedSearch(slow, most=16)
     answers = {}
 
     def ask(i):
@@ -52,7 +52,7 @@ def test_a_fault_reaches_those_it_concerns_and_nobody_else():
             raise RuntimeError("once")
         return exact(queries, k)
 
-    together = Together(faulty)
+    together = SharedSearch(faulty)
     query = np.ones((1, 3), np.float32)
     with pytest.raises(RuntimeError, match="once"):
         together(query, 1)
@@ -69,7 +69,7 @@ def test_queries_with_different_filters_are_not_mixed():
         time.sleep(0.02)
         return exact(queries * (-1 if where.label else 1), k)
 
-    together = Together(search)
+    together = SharedSearch(search)
     answers = {}
 
     def ask(i):
