@@ -11,7 +11,7 @@ from forerank.data import Table
 from forerank.metrics import evaluate, neighbours
 from forerank.report import write_report
 from forerank.search import Index, Row, open_engine
-from forerank.search.calibration import play
+from forerank.search.calibration import run_trials
 from forerank.search.label_audit import audit
 from forerank.web.penalties import penalties_of
 
@@ -30,7 +30,7 @@ def case(tmp_path_factory):
     rows = [Row(f"{i:03d}.png", label, f"{i:032x}", 1, 1) for i, label in enumerate(labels.tolist())]
     with engine.update(3, "model") as update:
         update.put(rows, corners / np.sqrt(np.float32(3)))
-        update.finish(rows, {"model": {"fingerprint": "model"}, "root": ".", "labelled": True}, None)
+        update.complete(rows, {"model": {"fingerprint": "model"}, "root": ".", "labelled": True}, None)
     return Index(engine), engine.vectors(range(SIZE)), labels
 
 
@@ -110,4 +110,4 @@ def test_audit_and_calibration(case, expected):
     result = audit(vectors, table, k=5)
     assert (result.before_nearest + 1).tolist() == first.tolist()
     assert result.nearest.tolist() == lists[:, :5].tolist()
-    assert play(index.engine, None, None).correct.tolist() == (first == 1).tolist()
+    assert run_trials(index.engine, None, None).correct.tolist() == (first == 1).tolist()
