@@ -1,4 +1,4 @@
-"""From what stands before each positive to a number to minimise.
+"""Losses: from the number of items before each positive to one number to minimise.
 
 >>> create_loss("PNP-Dq", alpha=6).alpha
 6.0

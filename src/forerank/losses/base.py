@@ -185,7 +185,7 @@ def check_batch(
 ) -> tuple[Any, Any]:
     """The labels of the batch and of the references, checked: int64 tensors, or lists of hashable values.
 
-    Labels of references without references are those of the batch, said twice.
+    `reference_labels` without references are allowed where they repeat the labels of the batch.
     """
     check_embeddings("embeddings", embeddings)
     labels = check_labels("labels", labels, len(embeddings))
@@ -241,19 +241,19 @@ def _plain_labels(name: str, labels: Any) -> Any:
     Scalars of torch and numpy become Python's: a tensor is hashed by identity, each one a class of its own.
     """
     wanted = f"{name} must be one integer or other hashable value for each embedding"
-    found = []
+    values = []
     try:
         for label in labels.tolist() if hasattr(labels, "tolist") else labels:
             value = label.item() if hasattr(label, "item") and label.ndim == 0 else label
             hash(value)
-            found.append(value)
+            values.append(value)
     except TypeError as error:
         raise TypeError(f"{wanted} ({error}).") from error
-    if any(isinstance(value, Tensor) for value in found):
+    if any(isinstance(value, Tensor) for value in values):
         raise TypeError(f"{wanted}, not a tensor of several.")
-    if all(isinstance(value, int) and -(2**63) <= value < 2**63 for value in found):
-        return torch.tensor(found, dtype=torch.int64)
-    return found
+    if all(isinstance(value, int) and -(2**63) <= value < 2**63 for value in values):
+        return torch.tensor(values, dtype=torch.int64)
+    return values
 
 
 def integer_labels(labels: Any, device: torch.device, where: str) -> Tensor:

@@ -110,8 +110,8 @@ class PNPLoss(RankingLoss):
     Args:
         variant: how the penalty grows with R, the soft number of negatives before a positive:
             "O" R; "Iu" (1+R) log(1+R); "Iu_exact" (1+R) log(1+R) - R; "Ib" (bR - log(1+bR)) / b²;
-            "Ds" log(1+R); "Dq" 1 - (1+R)^-alpha. The D variants let go of positives with many negatives
-            before them, which is what makes them robust; Dq is the paper's best.
+            "Ds" log(1+R); "Dq" 1 - (1+R)^-alpha. The D variants give up positives with many negatives
+            before them, which makes them robust; Dq is the paper's best.
         alpha: of Dq, at least 1.
         b: of Ib, positive.
         naive: compute the power of Dq as the paper writes it, 1 - 1 / (1+R)^alpha in float32, to see what
@@ -167,7 +167,7 @@ class PNPLoss(RankingLoss):
         Args:
             derivative: a formula such as "1/(1+R)**2", or a callable on float64 tensors. It must be finite
                 and not negative for R >= 0. A formula may use R, `parameters`, pi and elementary functions;
-                it is never run as code. `loss.design` tells what was found: closed form or numerical with its
+                it is never run as code. `loss.design` says what came of it: closed form or numerical with its
                 error, increasing or decreasing, bounded or not.
             parameters: numbers for other names in the formula.
             shared: temperature, count_self, linear_tail, gather, chunk_size; see `RankingLoss`.
