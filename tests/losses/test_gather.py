@@ -13,7 +13,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from forerank.losses import CrossBatchMemory, PNPLoss, RankingLoss, SmoothAPLoss
+from forerank.losses import (
+    BlackboxLoss,
+    CrossBatchMemory,
+    PNPLoss,
+    RankingLoss,
+    RecallAtKLoss,
+    RoadmapLoss,
+    SmoothAPLoss,
+)
 
 Part = tuple[Tensor, Tensor, Tensor]  # inputs, labels, image ids
 
@@ -29,6 +37,10 @@ def make_losses(gather: bool) -> dict[str, nn.Module]:
         "AP": SmoothAPLoss(temperature=0.1, gather=gather, count_self=True),
         "bank": CrossBatchMemory(PNPLoss("Ds", temperature=0.1, gather=gather), size=17),
         "references": PNPLoss("O", temperature=0.1, gather=gather),
+        "ROADMAP": RoadmapLoss(temperature=0.1, gather=gather),
+        "ROADMAP, active pairs": RoadmapLoss(temperature=0.1, active_only=True, gather=gather),
+        "Recall@k with mixup": RecallAtKLoss(temperature=0.1, mixup=True, gather=gather),
+        "Blackbox": BlackboxLoss(gather=gather),
     }
 
 
@@ -57,6 +69,7 @@ def run(
         for step in parts:
             inputs, labels, images = (torch.cat(x) for x in zip(*step, strict=True))
             model.zero_grad()
+            torch.manual_seed(0)  # virtual examples are drawn the same in every process
             value = value_of(loss, name, model(inputs), labels, images)
             value.backward()
             grads = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])

@@ -290,3 +290,28 @@ print((peak() - before) // 1024)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 72  # MiB
+
+
+@pytest.mark.parametrize("alpha", [24, 32])
+def test_the_power_as_written_has_no_gradient_and_the_default_has(alpha: int) -> None:
+    # 28 classes of 4, untrained: (1 + R)^(alpha - 1) is above float32, 1 / (1 + R)^alpha is 0; 0 * inf = NaN.
+    x = torch.randn(112, 128, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(112) // 4
+    written, stable = x.clone().requires_grad_(), x.clone().requires_grad_()
+    one, two = PNPLoss(alpha=alpha, naive=True)(written, labels), PNPLoss(alpha=alpha)(stable, labels)
+    torch.testing.assert_close(one, two)  # the loss itself shows nothing
+    one.backward()
+    two.backward()
+    assert written.grad.isnan().any()
+    assert stable.grad.isfinite().all()
+
+
+def test_the_power_as_written_is_the_same_where_it_can_be_computed() -> None:
+    x = torch.randn(112, 128, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(112) // 4
+    written, stable = x.clone().requires_grad_(), x.clone().requires_grad_()
+    PNPLoss(alpha=4, temperature=0.1, naive=True)(written, labels).backward()
+    PNPLoss(alpha=4, temperature=0.1)(stable, labels).backward()
+    torch.testing.assert_close(written.grad, stable.grad, rtol=1e-3, atol=1e-9)
+    with pytest.raises(InputError, match="PNP-Ds has none"):
+        PNPLoss("Ds", naive=True)

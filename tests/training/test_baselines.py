@@ -111,12 +111,12 @@ def test_margin_with_distance_weighted_negatives(images: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        (["loss=pml:MarginLoss", "loss.miner=pml:DistanceWeightMiner"], "did you mean 'DistanceWeightedMiner'"),
-        (["loss=pml:MarginLoss", "loss.miner={name: pml:PairMarginMiner, pos_margn: 1}"], "did you mean 'pos_margin'"),
+        (["loss=pml:MarginLoss", "loss.miner=pml:DistanceWeightMiner"], "mean 'DistanceWeightedMiner'"),
+        (["loss=pml:MarginLoss", "loss.miner={name: pml:HDCMiner, filter_percentge: 1}"], "_percentage'"),
         (["loss=pml:MarginLoss", "loss.miner=DistanceWeightedMiner"], "written pml:NAME"),
         (["loss=PNP-Dq", "loss.miner=pml:DistanceWeightedMiner"], "PNP-Dq takes no miner"),
         (["loss=pml:PNPLoss", "loss.miner=pml:PairMarginMiner"], "takes no miner"),
-        (["loss=pml:RankedListLoss", "loss.margin=1", "loss.Tn=1", "loss.miner=pml:PairMarginMiner"], "takes no miner"),
+        (["loss=pml:RankedListLoss", "loss.options={margin: 1, Tn: 1, miner: pml:HDCMiner}"], "no miner"),
     ],
 )  # fmt: skip
 def test_a_miner_that_cannot_work_is_refused(values: list[str], sentence: str) -> None:

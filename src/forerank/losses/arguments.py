@@ -33,17 +33,20 @@ class SoftenedWithTail(Softened, total=False):
     linear_tail: Tail
 
 
-def check_number(name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf) -> float:
-    """A finite number as a float, greater than `above` and at least `least`, or an error says what it is.
+def check_number(
+    name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
+) -> float:
+    """A finite number as a float, above `above`, from `least` to `most`, or an error says what it is.
 
     >>> check_number("alpha", "4", least=1)
     Traceback (most recent call last):
     forerank.errors.InputError: alpha must be a number of at least 1, not '4'.
     """
     number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    if number and above < value and least <= value:
+    if number and above < value and least <= value <= most:
         return float(value)
     limit = f"of at least {least:g}" if math.isfinite(least) else f"greater than {above:g}"
+    limit += f" and at most {most:g}" if math.isfinite(most) else ""
     raise InputError(f"{name} must be a number {limit}, not {value!r}.")
 
 

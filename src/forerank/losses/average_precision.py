@@ -1,4 +1,4 @@
-"""Average precision, softened: the losses that the PNP paper argues with."""
+"""Softened average precision: the losses that the PNP paper compares itself with."""
 
 from typing import Unpack
 

@@ -121,19 +121,41 @@ class RankingLoss(PeerCompatible, nn.Module):
                 references, _ = gather_rows(references)
                 reference_labels, _ = gather_rows(integer_labels(reference_labels, embeddings.device, SHARED))
         codes, reference_codes = class_codes(labels, reference_labels, embeddings.device)
+        keep: slice | Tensor = mine
+        if rank_batch:
+            embeddings, references, codes, keep = self.augment(embeddings, references, codes, keep)
         ranked_codes = torch.cat([codes, reference_codes]) if rank_batch else reference_codes
         classes = ClassColumns.build(
             codes,
             ranked_codes,
             own_columns=torch.arange(len(codes), device=codes.device) if rank_batch else None,
             count_self=self.count_self,
-            keep=mine,
+            keep=keep,
         )
-        settings = CountSettings(self.temperature, self.linear_tail, self.positives, self.chunk_size)
-        loss = ranked_loss(
-            embeddings, classes, self.penalty, settings, references=references, rank_batch=rank_batch
-        )
+        loss = self.loss_of(embeddings, classes, references, rank_batch=rank_batch)
         return sum_over_processes(loss) if shared else loss
+
+    def augment(
+        self, embeddings: Tensor, references: Tensor | None, codes: Tensor, keep: slice | Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor, slice | Tensor]:
+        """The batch (N, D) and its class codes (N,), to which a loss may add examples of its own.
+
+        `keep` says which rows are the queries of this process.
+        """
+        return embeddings, references, codes, keep
+
+    def loss_of(
+        self, embeddings: Tensor, classes: ClassColumns, references: Tensor | None, *, rank_batch: bool
+    ) -> Tensor:
+        """The loss of checked and gathered embeddings; a loss with further terms adds them here."""
+        return ranked_loss(
+            embeddings, classes, self.penalty, self.settings, references=references, rank_batch=rank_batch
+        )
+
+    @property
+    def settings(self) -> CountSettings:
+        """How what stands before a positive is counted."""
+        return CountSettings(self.temperature, self.linear_tail, self.positives, self.chunk_size)
 
     def extra_repr(self) -> str:
         settings: dict[str, object] = {
@@ -146,12 +168,24 @@ class RankingLoss(PeerCompatible, nn.Module):
         return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
+def unit_vectors(vectors: Tensor) -> Tensor:
+    """Vectors (N, D) of length 1, in float32 at least, differentiable; a zero vector stays zero.
+
+    >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
+    wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    lengths = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    units: Tensor = wide.masked_fill(lengths == 0, 0) / lengths.masked_fill(lengths == 0, 1)
+    return units
+
+
 def check_batch(
     embeddings: Tensor, labels: Any, references: Tensor | None, reference_labels: Any
 ) -> tuple[Any, Any]:
     """The labels of the batch and of the references, checked: int64 tensors, or lists of hashable values.
 
-    Labels of references without references are those of the batch, said twice.
+    `reference_labels` without references are allowed where they repeat the labels of the batch.
     """
     check_embeddings("embeddings", embeddings)
     labels = check_labels("labels", labels, len(embeddings))
@@ -207,19 +241,19 @@ def _plain_labels(name: str, labels: Any) -> Any:
     Scalars of torch and numpy become Python's: a tensor is hashed by identity, each one a class of its own.
     """
     wanted = f"{name} must be one integer or other hashable value for each embedding"
-    found = []
+    values = []
     try:
         for label in labels.tolist() if hasattr(labels, "tolist") else labels:
             value = label.item() if hasattr(label, "item") and label.ndim == 0 else label
             hash(value)
-            found.append(value)
+            values.append(value)
     except TypeError as error:
         raise TypeError(f"{wanted} ({error}).") from error
-    if any(isinstance(value, Tensor) for value in found):
+    if any(isinstance(value, Tensor) for value in values):
         raise TypeError(f"{wanted}, not a tensor of several.")
-    if all(isinstance(value, int) and -(2**63) <= value < 2**63 for value in found):
-        return torch.tensor(found, dtype=torch.int64)
-    return found
+    if all(isinstance(value, int) and -(2**63) <= value < 2**63 for value in values):
+        return torch.tensor(values, dtype=torch.int64)
+    return values
 
 
 def integer_labels(labels: Any, device: torch.device, where: str) -> Tensor:

@@ -55,7 +55,7 @@ class Design:
         return evaluate(self.value_of, r) if self.closed else _look_up(self.value_of, self.slope, r)
 
     def describe(self) -> str:
-        """Two lines for a person: what was found out about the derivative and about the loss."""
+        """Two lines: what is known about the derivative, and about the loss."""
         how = "closed form" if self.closed else f"numerical, error at most {self.error:.0e} of 1 + loss"
         return (
             f"derivative {self.derivative}: {self.trend}, {_bounded(self.derivative_bound)}\n"
@@ -89,8 +89,8 @@ def design(derivative: Derivative, parameters: Mapping[str, float] | None = None
     table, errors = _tabulate(slope)
     error = max(2 * float(errors.max()), 1e-15)  # twice what was seen
     closed = None
-    if expression is not None and (found := _closed_form(expression, nodes, table, errors)):
-        closed, error = found
+    if expression is not None and (exact := _closed_form(expression, nodes, table, errors)):
+        closed, error = exact
     if not error <= LARGEST_ERROR:
         raise InputError(
             f"the integral of {text} is known only to {error:.0e} of 1 + loss: "
@@ -146,8 +146,10 @@ def _tabulate(slope: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     table = torch.cat([zero, integrals(nodes).cumsum(0)])
     finer = torch.stack([nodes[:-1], (nodes[:-1] + nodes[1:]) / 2], 1).flatten()
     exact = torch.cat([zero, integrals(torch.cat([finer, nodes[-1:]])).cumsum(0)])[1::2]
-    found = _look_up(table, slope, torch.expm1(finer[1::2]))
-    return table, (found - exact).abs() / (1 + exact)  # half-way between nodes: interpolation is worst there
+    interpolated = _look_up(table, slope, torch.expm1(finer[1::2]))
+    return table, (interpolated - exact).abs() / (
+        1 + exact
+    )  # half-way between nodes: interpolation is worst there
 
 
 def _look_up(table: Tensor, slope: Callable[[Tensor], Tensor], r: Tensor) -> Tensor:
@@ -168,7 +170,7 @@ def _look_up(table: Tensor, slope: Callable[[Tensor], Tensor], r: Tensor) -> Ten
 
 
 def _closed_form(expression: Any, nodes: Tensor, table: Tensor, errors: Tensor) -> tuple[Any, float] | None:
-    """The integral from 0 to R and its error, if sympy finds one that can be computed and is right."""
+    """The integral from 0 to R and its error, if sympy finds one that can be computed and is correct."""
     import sympy
 
     r = next(iter(expression.free_symbols), sympy.Symbol("R", nonnegative=True))
@@ -178,19 +180,19 @@ def _closed_form(expression: Any, nodes: Tensor, table: Tensor, errors: Tensor) 
     shifted = _within(PATIENCE, lambda: _partial_fractions(plain, u)) or plain
 
     def integrate(what: Any, variable: Any, **options: Any) -> Any:
-        found = sympy.integrate(what, variable, **options)
-        if found.has(sympy.Integral, sympy.Piecewise):
+        primitive = sympy.integrate(what, variable, **options)
+        if primitive.has(sympy.Integral, sympy.Piecewise):
             raise ValueError("no closed form")
-        found = found.subs(u, r + 1)
-        return found - found.subs(r, 0)
+        primitive = primitive.subs(u, r + 1)
+        return primitive - primitive.subs(r, 0)
 
     attempts = (
         lambda: integrate(shifted, u, manual=True),
         lambda: integrate(expression, r, manual=True),
         lambda: integrate(shifted, u),
     )
-    found = (_within(PATIENCE, attempt) for attempt in attempts)
-    primitive = next((one for one in found if one is not None), None)
+    results = (_within(PATIENCE, attempt) for attempt in attempts)
+    primitive = next((result for result in results if result is not None), None)
     if primitive is None:
         return None
     # sympy would write 1000 log(R + 2) as the log of a power and multiply that out, in gigabytes.
@@ -295,9 +297,9 @@ def _limit(expression: Any | None) -> float | None:
     if not expression.free_symbols:
         return float(expression)
     (r,) = expression.free_symbols
-    found = _within(PATIENCE, lambda: sympy.limit(expression, r, sympy.oo))
+    limit = _within(PATIENCE, lambda: sympy.limit(expression, r, sympy.oo))
     try:
-        return None if found is None or found is sympy.nan else float(found)
+        return None if limit is None or limit is sympy.nan else float(limit)
     except (TypeError, OverflowError):
         return None
 
@@ -313,7 +315,7 @@ class _OutOfTimeError(BaseException):
 def _within(seconds: float, work: Callable[[], T]) -> T | None:
     """The result of pure-Python work, or None if it takes too long or fails; in any thread, no signals.
 
-    Seconds are this thread's own, so that what is found does not depend on what else the machine does.
+    The seconds are processor time of this thread, so that the result does not depend on the machine's load.
     """
     deadline = time.thread_time() + seconds
     before, calls = sys.getprofile(), count()

@@ -82,33 +82,33 @@ class _Reader:
 
     def whole(self, node: ast.expr) -> Any:
         """The formula, every constant part of which is a finite real number."""
-        found = self.read(node)
-        parts = self.sympy.preorder_traversal(found)
+        expression = self.read(node)
+        parts = self.sympy.preorder_traversal(expression)
         for part in parts:
             if not part.free_symbols:
                 self.checked(part)
                 parts.skip()
-        return found
+        return expression
 
     def read(self, node: ast.expr) -> Any:
         return self.checked(self.piece(node))
 
-    def checked(self, found: Any) -> Any:
+    def checked(self, expression: Any) -> Any:
         """Checked at every step: what is refused here would hang or fail in the next."""
         sympy = self.sympy
         try:
-            if not found.free_symbols:
-                real_number(found)
+            if not expression.free_symbols:
+                real_number(expression)
         except ValueError as error:
             raise InputError(f"part of the formula {self.text!r} is not a finite real number.") from error
-        if found.has(sympy.I, sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
+        if expression.has(sympy.I, sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
             raise InputError(f"part of the formula {self.text!r} is not a finite real number.")
-        if _bits(found) > MOST_BITS:
+        if _bits(expression) > MOST_BITS:
             raise InputError(f"a number in the formula {self.text!r} has too many digits.")
-        powers = (power.exp for power in found.atoms(sympy.Pow))
+        powers = (power.exp for power in expression.atoms(sympy.Pow))
         if any(power.is_number and abs(real_number(power)) > LARGEST_POWER for power in powers):
             raise InputError(f"powers above {LARGEST_POWER} are not allowed, in the formula {self.text!r}.")
-        return found
+        return expression
 
     def piece(self, node: ast.expr) -> Any:
         match node:
@@ -162,8 +162,8 @@ def _bits(expression: Any) -> int:
     """The length of the longest exact number in an expression, in bits."""
     import sympy
 
-    found = expression.atoms(sympy.Rational)
-    return max((max(abs(number.p), number.q).bit_length() for number in found), default=0)
+    numbers = expression.atoms(sympy.Rational)
+    return max((max(abs(number.p), number.q).bit_length() for number in numbers), default=0)
 
 
 def real_number(expression: Any) -> float:

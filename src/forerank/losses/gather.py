@@ -1,7 +1,7 @@
 """Several processes as one: gathering a batch, and gradients that come out as if one process had held it all.
 
-Each process ranks its own queries against everyone's items: the work is shared, not repeated. What others'
-queries say about an item comes home in the backward pass.
+Each process ranks its own queries against everyone's items: the work is shared, not repeated. The
+gradient that other processes' queries give an item is sent back to its process in the backward pass.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Passing as a loss of pytorch-metric-learning, which it asks of losses, without needing it.
 
-Its `DistributedLossWrapper` insists on `isinstance(loss, BaseMetricLossFunction)`. Our losses have the same
+Its `DistributedLossWrapper` requires `isinstance(loss, BaseMetricLossFunction)`. Our losses have the same
 call and nothing of that base class, and must not import the package for users who do not have it.
 `isinstance` also accepts what an object says in `__class__`; so once that wrapper has been imported, and
 only then, our losses say they are both.

@@ -1,4 +1,4 @@
-"""A loss and its derivative, drawn beside the paper's five."""
+"""A figure of a loss and its derivative beside the paper's five."""
 
 from pathlib import Path
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 import torch
 from torch import Tensor
 
-from forerank.errors import unknown
+from forerank.errors import InputError, unknown
 from forerank.losses.arguments import SoftenedWithTail, check_number
 from forerank.losses.base import RankingLoss
 from forerank.losses.named import NamedLoss
@@ -79,6 +79,20 @@ def _dq(alpha: float, b: float) -> Curve:
     )
 
 
+def _dq_as_written(alpha: float) -> Curve:
+    """The power as the paper writes it, in float32, and the derivative that autograd makes of it."""
+
+    def value(r: Tensor) -> Tensor:
+        return 1 - 1 / (1 + r.float()) ** alpha
+
+    def slope(r: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = r.detach().float().requires_grad_()
+            return torch.autograd.grad(value(at).sum(), at)[0]
+
+    return Curve("Dq", "1 - 1 / (1 + R)^alpha", "alpha / (1 + R)^(alpha + 1)", value, slope)
+
+
 # The paper's five, and the integral of the derivative that it prints for Iu.
 VARIANTS: dict[str, Callable[[float, float], Curve]] = {
     "O": _o,
@@ -96,10 +110,14 @@ class PNPLoss(RankingLoss):
     Args:
         variant: how the penalty grows with R, the soft number of negatives before a positive:
             "O" R; "Iu" (1+R) log(1+R); "Iu_exact" (1+R) log(1+R) - R; "Ib" (bR - log(1+bR)) / b²;
-            "Ds" log(1+R); "Dq" 1 - (1+R)^-alpha. The D variants let go of positives with many negatives
-            before them, which is what makes them robust; Dq is the paper's best.
+            "Ds" log(1+R); "Dq" 1 - (1+R)^-alpha. The D variants give up positives with many negatives
+            before them, which makes them robust; Dq is the paper's best.
         alpha: of Dq, at least 1.
         b: of Ib, positive.
+        naive: compute the power of Dq as the paper writes it, 1 - 1 / (1+R)^alpha in float32, to see what
+            that does: where (1+R)^(alpha-1) is above 3.4e38 the cost is 1 but its gradient is 0 * inf, NaN.
+            With alpha = 24 that is R > 46, with 32 R > 16: an untrained batch of 112 has such R. The
+            default computes the same number from alpha log(1+R), which cannot overflow.
         shared: temperature, count_self, linear_tail, gather, chunk_size; see `RankingLoss`.
 
     Shape:
@@ -123,6 +141,7 @@ class PNPLoss(RankingLoss):
         *,
         alpha: float = 4.0,
         b: float = 2.0,
+        naive: bool = False,
         **shared: Unpack[SoftenedWithTail],
     ) -> None:
         super().__init__(**shared)
@@ -130,6 +149,9 @@ class PNPLoss(RankingLoss):
             raise unknown("PNP variant", variant, VARIANTS)
         self.variant = variant
         self.alpha, self.b = check_number("alpha", alpha, least=1), check_number("b", b, above=0)
+        self.naive = bool(naive)
+        if self.naive and variant != "Dq":
+            raise InputError(f"naive is about the power in Dq: PNP-{variant} has none, so leave naive out.")
         self.design: Design | None = None
 
     @classmethod
@@ -145,7 +167,7 @@ class PNPLoss(RankingLoss):
         Args:
             derivative: a formula such as "1/(1+R)**2", or a callable on float64 tensors. It must be finite
                 and not negative for R >= 0. A formula may use R, `parameters`, pi and elementary functions;
-                it is never run as code. `loss.design` tells what was found: closed form or numerical with its
+                it is never run as code. `loss.design` says what came of it: closed form or numerical with its
                 error, increasing or decreasing, bounded or not.
             parameters: numbers for other names in the formula.
             shared: temperature, count_self, linear_tail, gather, chunk_size; see `RankingLoss`.
@@ -164,10 +186,12 @@ class PNPLoss(RankingLoss):
     @property
     def curve(self) -> Curve:
         """The penalty as a function of R, with its derivative."""
+        if self.naive:
+            return _dq_as_written(self.alpha)
         if self.design is None:
             return VARIANTS[self.variant](self.alpha, self.b)
-        found = self.design
-        return Curve("designed", found.formula, found.derivative, found.value, found.slope)
+        design = self.design
+        return Curve("designed", design.formula, design.derivative, design.value, design.slope)
 
     def penalty(self, negatives: Tensor, positives: Tensor, number: Tensor) -> tuple[Tensor, Tensor, None]:
         curve = self.curve
@@ -175,7 +199,7 @@ class PNPLoss(RankingLoss):
 
     def extra_repr(self) -> str:
         numbers = {"Dq": f", alpha={self.alpha:g}", "Ib": f", b={self.b:g}"}.get(self.variant, "")
-        shown = f"variant={self.variant}{numbers}"
+        shown = f"variant={self.variant}{numbers}{', naive' if self.naive else ''}"
         if self.design is not None:
             shown += f", derivative={self.design.derivative}, loss={self.design.formula}"
         return f"{shown}, {super().extra_repr()}"

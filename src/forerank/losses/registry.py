@@ -14,7 +14,9 @@ from forerank.losses.named import REQUIRED, NamedLoss
 FILES = (
     "pnp",
     "average_precision",
+    "roadmap",
     "recall",
+    "blackbox",
 )
 # An installed package brings losses of its own by an entry point of this group that names a `NamedLoss`.
 ENTRY_POINTS = "forerank.losses"

@@ -52,6 +52,6 @@ METHODS: dict[str, Method] = {
     "Divide & Conquer": Method((), _ABSENT),
     "MIC": Method((), _ABSENT),
     "RankMI": Method((), _ABSENT),
-    "Blackbox AP": Method((), _ABSENT),
+    "Blackbox AP": Method(("loss=Blackbox-AP",), "without the random margins of the published code"),
     "DCML-MDW": Method((), _ABSENT),
 }

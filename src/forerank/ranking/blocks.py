@@ -46,6 +46,14 @@ class LinearTail:
 
 
 @dataclass(frozen=True)
+class Interpolation:
+    """Count hard, and differentiate through a piecewise-linear interpolation of the ranks."""
+
+    strength: float = 4.0  # lambda: how far scores are moved along the gradient; larger is smoother
+    margin: float = 0.02  # alpha: by how much scores are moved against the truth before they are ranked
+
+
+@dataclass(frozen=True)
 class CountSettings:
     """How counts are taken."""
 
@@ -53,6 +61,8 @@ class CountSettings:
     tail: LinearTail | None = None
     positives: str = "none"  # other positives before a positive: "none", "soft" or "hard" (no gradient)
     chunk_size: int | None = None  # queries in a chunk; None: as memory allows
+    interpolation: Interpolation | None = None  # hard counts instead of soft ones; temperature is then 1
+    normalise: bool = True  # False: the embeddings are taken as they are
 
 
 @dataclass(frozen=True)

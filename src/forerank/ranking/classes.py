@@ -41,7 +41,7 @@ class ClassColumns:
         *,
         own_columns: Tensor | None = None,
         count_self: bool = False,
-        keep: slice = slice(None),
+        keep: slice | Tensor = slice(None),
     ) -> "ClassColumns":
         """From class codes 0..K-1 of queries (N,) and ranked items (M,).
 

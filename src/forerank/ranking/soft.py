@@ -20,6 +20,7 @@ from torch import Tensor
 
 from forerank.ranking.blocks import CountSettings, LinearTail, Penalty, Positives, count_block
 from forerank.ranking.classes import ClassColumns, QueryChunk
+from forerank.ranking.interpolated import interpolate_block
 from forerank.ranking.precision import whole_products
 
 __all__ = ["CountSettings", "LinearTail", "Penalty", "ranked_loss", "soft_count"]
@@ -98,9 +99,9 @@ class _RankedLoss(torch.autograd.Function):
             dtype = torch.promote_types(embeddings.dtype, torch.float32)
             if references is not None:
                 dtype = torch.promote_types(dtype, references.dtype)
-            units, lengths = _normalise(embeddings, dtype)
+            units, lengths = _normalise(embeddings, dtype, settings)
             parts = [(units, lengths)] if rank_batch else []
-            parts += [_normalise(references, dtype)] if references is not None else []
+            parts += [_normalise(references, dtype, settings)] if references is not None else []
             ranked = parts[0][0] if len(parts) == 1 else torch.cat([unit for unit, _ in parts])
             own = len(units) if rank_batch else 0
             # Columns that need a gradient come first: a bank of stored embeddings costs no backward product.
@@ -145,9 +146,11 @@ def _once(gradient: Tensor) -> Tensor:
     return guarded
 
 
-def _normalise(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _normalise(vectors: Tensor, dtype: torch.dtype, settings: CountSettings) -> tuple[Tensor, Tensor | None]:
     """Unit vectors (N, D) and lengths (N, 1) in the given precision. A zero vector stays zero."""
     wide = vectors.detach().to(dtype)
+    if not settings.normalise:
+        return wide, None
     lengths = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
     if lengths.numel() == 0:
         return wide, lengths
@@ -161,8 +164,10 @@ def _normalise(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return wide / shares.masked_fill(shares == 0, 1), shares * largest
 
 
-def _through_normalisation(grad: Tensor, units: Tensor, lengths: Tensor) -> Tensor:
+def _through_normalisation(grad: Tensor, units: Tensor, lengths: Tensor | None) -> Tensor:
     """The gradient in vectors from that in their unit vectors, in place; a zero vector gets none."""
+    if lengths is None:
+        return grad
     along = torch.linalg.vecdot(grad, units).unsqueeze(1)  # (N, 1)
     return grad.addcmul_(along, units, value=-1).div_(lengths.masked_fill(lengths == 0, math.inf))
 
@@ -222,7 +227,8 @@ def _count(
             of = Positives(
                 positive[rows, :slots], found.valid[rows, :slots], found.numbers[rows], classes.total
             )
-            cost, moved[rows, :slots] = count_block(scores[rows], of, penalty, settings, wanted, block)
+            count = count_block if settings.interpolation is None else interpolate_block
+            cost, moved[rows, :slots] = count(scores[rows], of, penalty, settings, wanted, block)
             loss += cost
         if not wanted:
             continue

@@ -170,9 +170,9 @@ def build_miner(given: Any) -> nn.Module:
 
     >>> build_miner({"name": "pml:TripletMarginMiner", "type_of_triplets": "semihard"}).type_of_triplets
     'semihard'
-    >>> build_miner("pml:DistanceWeightMiner")
+    >>> build_miner("pml:HDC")
     Traceback (most recent call last):
-    forerank.errors.InputError: unknown miner ... 'DistanceWeightMiner': did you mean 'DistanceWeightedMiner'? ...
+    forerank.errors.InputError: unknown miner of pytorch-metric-learning 'HDC': did you mean 'HDCMiner'? ...
     """
     options = dict(given) if isinstance(given, Mapping) else {"name": given}
     name = str(options.pop("name", ""))

@@ -106,7 +106,7 @@ def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
 
 
 # Arguments of our losses that may be written without `loss.` before them; the loss checks them itself.
-LOSS_ARGUMENTS = ("alpha", "b", "temperature", "count_self", "linear_tail", "derivative")
+LOSS_ARGUMENTS = ("alpha", "b", "temperature", "count_self", "linear_tail", "derivative", "naive", "mixup")
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 _SECTIONS = {f.name: f.type for f in dataclasses.fields(Recipe) if dataclasses.is_dataclass(f.type)}
