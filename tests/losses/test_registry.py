@@ -116,8 +116,8 @@ def test_a_new_loss_is_known_everywhere(
     assert "name: Harmonic" in capsys.readouterr().out
     assert run(["recipe", "show", "glyphs", "loss=Harmonic", "alpha=2"]) == 2
 
-    from forerank.paper import loss_curves, style
     from forerank.metrics import ranking_penalties
+    from forerank.paper import loss_curves, style
     from forerank.report import derivative
 
     paid = ranking_penalties([0.9, 0.8, 0.7], [False, False, True], derivative(harmonic))
