@@ -44,7 +44,7 @@ SMALL = {
 
 
 def named(key: str) -> list[str]:
-    return [*named(key)]
+    return [f"method={key}", *SMALL.get(key, [])]
 
 
 def units(n: int, dim: int, seed: int = 0) -> torch.Tensor:
@@ -83,18 +83,24 @@ def test_distance_weighted_sampling_draws_the_density_it_promises() -> None:
     assert abs(share[0] - share[1]) < 0.015  # below the cutoff nothing is drawn more often
 
 
-def test_margin_pulls_positives_and_pushes_negatives_and_learns_its_boundary() -> None:
-    vectors, labels = units(16, 8).requires_grad_(), four_each(4)
-    beta = torch.full((4,), 1.2, requires_grad=True)
+def test_the_margin_loss_by_hand() -> None:
+    vectors, labels = units(16, 8), four_each(4)
+    beta = torch.tensor([1.1, 1.2, 1.3, 1.4], requires_grad=True)
     torch.manual_seed(0)
     loss = distance_weighted_margin(vectors, labels, beta, 0.2)
+    distance, (anchor, positive) = distances(vectors), positive_pairs(labels)
+    torch.manual_seed(0)
+    negative = draw_negatives(distance, labels, anchor, 8)
+    assert (labels[negative] != labels[anchor]).all()
+    terms = []
+    for a, p, n in zip(anchor.tolist(), positive.tolist(), negative.tolist(), strict=True):
+        boundary = float(beta[labels[a]].detach())
+        terms += [float(distance[a, p]) - boundary + 0.2, boundary - float(distance[a, n]) + 0.2]
+    terms = [term for term in terms if term > 0]
+    assert float(loss.detach()) == pytest.approx(sum(terms) / len(terms), rel=1e-4)
     loss.backward()
     assert beta.grad is not None
-    assert (beta.grad != 0).sum() >= 2
-    with torch.no_grad():
-        torch.manual_seed(0)
-        moved = F.normalize(vectors - 0.05 * vectors.grad)
-        assert distance_weighted_margin(moved, labels, beta, 0.2) < loss
+    assert beta.grad.abs().max() > 0  # the boundary learns
     assert distance_weighted_margin(vectors, torch.zeros(16, dtype=torch.int64), beta, 0.2) == 0
 
 
@@ -178,31 +184,25 @@ def test_slices_of_the_test_vector_count_the_same() -> None:
 
 
 def test_the_separation_lowers_the_dependence_of_the_two_heads() -> None:
-    """Two heads that begin alike: trained against the predictor, less of one is found in the other."""
+    """Two heads that start alike, trained against the predictor: a new one finds less of one in the other."""
 
-    def after(separation: float) -> float:
+    def after(lr: float) -> float:
         torch.manual_seed(0)
-        inputs = units(256, 8)
+        inputs = units(128, 8)
         heads = [nn.Linear(8, 6), nn.Linear(8, 6)]
         heads[1].load_state_dict(heads[0].state_dict())
-        predictor = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 6))
-        parameters = [p for m in (*heads, predictor) for p in m.parameters()]
-        optimiser = torch.optim.Adam(parameters, lr=1e-2)
-
-        def vectors() -> list[torch.Tensor]:
-            return [F.normalize(head(inputs)) for head in heads]
-
-        anchors = [v.detach() for v in vectors()]
-        for _ in range(150):
-            one, other = vectors()
-            stay = sum((v - a).square().mean() for v, a in zip((one, other), anchors, strict=True))
-            term = dependence(reverse_gradient(one), reverse_gradient(other), predictor)
+        predictor, judge = (nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 6)) for _ in range(2))
+        slow = [p for head in heads for p in head.parameters()]  # so that the predictor keeps up with them
+        optimiser = torch.optim.Adam(
+            [{"params": slow, "lr": lr}, {"params": predictor.parameters(), "lr": 1e-2}]
+        )
+        for _ in range(200):
+            one, other = (F.normalize(head(inputs)) for head in heads)
             optimiser.zero_grad()
-            (0.1 * stay - separation * term).backward()
+            term = dependence(reverse_gradient(one), reverse_gradient(other), predictor)
+            (-term).backward()
             optimiser.step()
-        # Judged by a predictor that comes new to the heads as they are now.
-        one, other = (v.detach() for v in vectors())
-        judge = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 6))
+        one, other = (F.normalize(head(inputs)).detach() for head in heads)
         optimiser = torch.optim.Adam(judge.parameters(), lr=1e-2)
         for _ in range(150):
             optimiser.zero_grad()
@@ -210,7 +210,7 @@ def test_the_separation_lowers_the_dependence_of_the_two_heads() -> None:
             optimiser.step()
         return float(dependence(one, other, judge).detach())
 
-    assert after(5.0) < 0.9 * after(0.0)
+    assert after(1e-3) < 0.8 * after(0.0)
 
 
 # --- DCML-MDW
@@ -225,7 +225,7 @@ def test_compositors_weigh_to_one_and_the_self_reinforced_term_lowers_their_entr
 
     def entropy() -> float:
         w = objective.weights(vectors)  # type: ignore[operator]
-        return float(-(w * w.log()).sum(-1).mean())
+        return float(-(w * w.log()).sum(-1).mean().detach())
 
     before, optimiser = entropy(), torch.optim.SGD(objective.head_parameters(), lr=0.1)
     for _ in range(20):
@@ -273,7 +273,7 @@ def test_the_inner_network_has_its_own_optimiser_and_is_saved_with_its_moments()
         return objective.loss(vectors, labels, rows)
 
     step(one, 0)
-    other.restore_tensors(one.state_tensors())
+    other.restore_tensors({name: value.clone() for name, value in one.state_tensors().items()})
     assert step(one, 1) == step(other, 1)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
