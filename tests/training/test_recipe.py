@@ -69,7 +69,7 @@ def test_short_names_and_sections() -> None:
     (["nmi=maybe"], "evaluation.nmi must be true or false, not 'maybe'"),
     (["mode=heads"], "unknown value of mode 'heads': did you mean 'head'"),
     (["ks=[1,x]"], "evaluation.ks must be a whole number"),
-    (["options=3"], "'options' could mean data.options or loss.options: write it in full"),
+    (["options=3"], "'options' could mean data.options or method.options or loss.options: write it"),
     (["loss.options=3"], "loss.options in 'loss.options=3' must be a mapping"),
     (["data.options=small"], "data.options in 'data.options=small' must be a mapping"),
     (["lr={"], "is not a YAML value"),

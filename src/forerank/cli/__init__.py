@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("forerank.cli.export:export", "Write a model as ONNX, checked against torch."),
     "index": ("forerank.cli.index:index", "Embed images into an index that can be searched."),
     "losses": ("forerank.cli.losses:app", "List or describe the losses; plot one from its derivative."),
+    "methods": ("forerank.cli.methods:methods", "List the methods to train with: paper and deviations."),
     "models": ("forerank.cli.models:app", "The backbones that a string can name."),
     "paper": ("forerank.cli.paper:app", "The paper's tables and figures by name, published beside measured."),
     "recipe": ("forerank.cli.recipe:app", "The recipes that come with Forerank; every value of one."),

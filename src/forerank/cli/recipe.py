@@ -1,8 +1,11 @@
 """`forerank recipe`."""
 
+from contextlib import suppress
+
 from cyclopts import App
 
 from forerank.console import format_table, print_json
+from forerank.errors import MissingExtraError
 
 app = App(
     name="recipe",
@@ -33,7 +36,7 @@ def list_recipes(*, json: bool = False) -> None:
 def show(source: str, /, *values: str, json: bool = False) -> None:
     """Every value of a recipe, with what it means; the output is a recipe file.
 
-    Wrong keys, values and losses are refused; what depends on the images is checked by forerank train.
+    Wrong keys, values, methods and losses are refused; forerank train checks what depends on the images.
 
     Examples:
 
@@ -54,9 +57,10 @@ def show(source: str, /, *values: str, json: bool = False) -> None:
 
     recipe = load_recipe(recipe_source(source), values)
     if values or source not in recipe_names():  # what comes with Forerank is right, and shown at once
-        from forerank.training.baselines import check_loss
+        from forerank.training.methods import check_method
 
-        check_loss(recipe)
+        with suppress(MissingExtraError):  # what is not installed here may be right elsewhere
+            check_method(recipe)
     if json:
         print_json(flatten(recipe))
     else:

@@ -23,7 +23,7 @@ from forerank.models.efficientnet_lite import (
 )
 from forerank.models.glyphnet import GlyphNet
 from forerank.models.hub import weight_file
-from forerank.models.pooling import GeM, SideBySide
+from forerank.models.pooling import MAP_POOLINGS, SideBySide
 
 
 @dataclass
@@ -35,8 +35,8 @@ class Backbone:
             network pools by itself.
         channels: C.
         preprocessing: how the weights want their pictures.
-        pooling: "average" or "gem", whichever it got; joined by "+" for several networks side by side.
-        pool: what follows the network, for pooling "gem".
+        pooling: "average", "gem" or "max", whichever it got; joined by "+" for several networks side by side.
+        pool: what follows the network, for pooling "gem" or "max".
         architecture: what is needed, beside the name, to build the same network again without any download.
     """
 
@@ -45,12 +45,12 @@ class Backbone:
     preprocessing: Views
     architecture: dict[str, Any] = field(default_factory=dict)
     pooling: str = "average"
-    pool: GeM | None = None
+    pool: nn.Module | None = None
 
 
 def _glyphnet(name: str, pretrained: bool, pooling: str) -> Backbone:
     # Nothing to download: it is trained from nothing in a minute, so `pretrained` has no meaning here.
-    network = GlyphNet(keep_map=pooling == "gem")  # by itself it keeps a grid of places
+    network = GlyphNet(keep_map=pooling in MAP_POOLINGS)  # by itself it keeps a grid of places
     chosen = "average" if pooling == "auto" else pooling
     return Backbone(network, network.channels, GLYPH_PREPROCESSING, pooling=chosen)
 
@@ -139,10 +139,10 @@ def build_backbone(
             `@FILE` behind it (not for `hf:`) the weights come from that file; with `@320px` behind it the
             network sees images of 320 x 320. Several joined by `+` stand side by side.
         pretrained: False gives random weights and needs no file.
-        pooling: "gem"; "average", or the pooling that belongs to the network; "auto": which of them suits it
+        pooling: "gem"; "max"; "average", or what belongs to the network; "auto": which of them suits it
             better. Of several side by side: one for each, joined by `+`, or one for all.
         architecture: of a saved model, so that it is built again without asking the hub.
-        checked: run the network once to see whether it gives the map that GeM needs.
+        checked: run the network once to see whether it gives the map that the pooling needs.
 
     >>> build_backbone("glyphnet").channels
     3072
@@ -172,12 +172,12 @@ def _build_one(
     """One network, the pooling that was asked for behind it, at the size that was asked for."""
     plain, size = _SIZE.sub("", name), _SIZE.search(name)
     backbone = _build_network(plain, pretrained, pooling, architecture)
-    if checked and pooling == "gem" and not gives_map(backbone):
+    if checked and pooling in MAP_POOLINGS and not gives_map(backbone):
         raise InputError(
-            f"{plain} gives no feature map (N, C, h, w), which pooling 'gem' needs: use 'average'"
+            f"{plain} gives no feature map (N, C, h, w), which pooling {pooling!r} needs: use 'average'"
         )
-    if backbone.pooling == "gem":
-        backbone.pool = GeM()
+    if backbone.pooling in MAP_POOLINGS:
+        backbone.pool = MAP_POOLINGS[backbone.pooling]()
     if size is not None:
         backbone.preprocessing = backbone.preprocessing.at_size(int(size[1]))
     return backbone

@@ -34,15 +34,20 @@ class EmbeddingModel(nn.Module):
         embedding_dim: int | None,
         layer_norm: bool,
         freeze_batch_norm: bool,
+        slices: int = 1,
     ) -> None:
         super().__init__()
         self.backbone = backbone.network
         self.feature_dim: int = backbone.channels
         self.output_dim: int = embedding_dim or backbone.channels
+        if slices < 1 or self.output_dim % slices:
+            raise InputError(f"{self.output_dim} dimensions cannot be cut into {slices} equal slices")
+        self.slices = slices
         self.preprocessing: Views = backbone.preprocessing
         self.freeze_batch_norm = freeze_batch_norm
         self.pool = backbone.pool
-        self.layer_norm = nn.LayerNorm(backbone.channels) if layer_norm else None
+        # No scale and shift of its own: the linear embedding behind it has both.
+        self.layer_norm = nn.LayerNorm(backbone.channels, elementwise_affine=False) if layer_norm else None
         self.head = None if embedding_dim is None else nn.Linear(backbone.channels, embedding_dim)
         self._spec = {
             "backbone": name,
@@ -50,6 +55,7 @@ class EmbeddingModel(nn.Module):
             "pooling": backbone.pooling,
             "layer_norm": layer_norm,
             "freeze_batch_norm": freeze_batch_norm,
+            "slices": slices,
             "architecture": backbone.architecture,
         }
 
@@ -88,13 +94,21 @@ class EmbeddingModel(nn.Module):
             return pool_features(self.backbone(self.preprocessing.split(images)), None)
         return pool_features(self.backbone(images), self.pool)
 
-    def embed_features(self, features: Tensor) -> Tensor:
-        """Head and L2 norm: (N, C) -> unit vectors (N, D)."""
+    def project(self, features: Tensor) -> Tensor:
+        """Layer norm and head: (N, C) -> vectors (N, D) of any length, in single precision."""
         if self.layer_norm is not None:
             features = self.layer_norm(features)
         if self.head is not None:
             features = self.head(features)
-        return F.normalize(features.float(), dim=1)  # single precision under autocast too
+        return features.float()  # under autocast too
+
+    def embed_features(self, features: Tensor) -> Tensor:
+        """Head and L2 norm: (N, C) -> unit vectors (N, D); slices are normalised each by itself first."""
+        vectors = self.project(features)
+        if self.slices > 1:
+            slices = vectors.reshape(len(vectors), self.slices, -1)
+            vectors = F.normalize(slices, dim=2).flatten(1)
+        return F.normalize(vectors, dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Unit vectors (N, D) of images (N, channels, H, W), or (N, L) for several backbones."""
@@ -114,6 +128,7 @@ def create_model(
     layer_norm: bool = False,
     pretrained: bool = True,
     freeze_batch_norm: bool = True,
+    slices: int = 1,
     head_start: str = "features",
     preprocessing: Views | None = None,
     seed: int = 0,
@@ -126,7 +141,7 @@ def create_model(
             weights from that file; any of these with `@320px`: images of that size; several joined by `+`:
             their features side by side; or the folder of a saved model or run. See `forerank models list`.
         embedding_dim: width of the linear embedding; None leaves it out: the pretrained features, normalised.
-        pooling: "average" (or the pooling that belongs to the network: a class token, a grid), "gem", or
+        pooling: "average" (or what belongs to the network: a class token, a grid), "gem", "max", or
             "auto": GeM where the network ends in a feature map without negative values. A saved model keeps
             its own.
         layer_norm: normalise the pooled features before the embedding.
@@ -134,6 +149,7 @@ def create_model(
         freeze_batch_norm: batch norm keeps its pretrained statistics in training, as in the paper.
         head_start: "features" lets a new head start with orthonormal rows, which nearly keep the cosines of
             the features; "random" is torch's usual start of a linear layer, as in the paper's code.
+        slices: parts of the vector that are normalised each by itself, so that each counts the same.
         preprocessing: instead of the one that follows the weights.
         seed: of the random weights; the global generators are left as they were.
 
@@ -155,6 +171,7 @@ def create_model(
         "embedding_dim": embedding_dim,
         "layer_norm": layer_norm,
         "freeze_batch_norm": freeze_batch_norm,
+        "slices": slices,
     }
     folder = None if is_name(backbone) else saved_folder(backbone)
     with torch.random.fork_rng(devices=[]):
@@ -180,7 +197,7 @@ def build_from_spec(spec: Mapping[str, Any]) -> EmbeddingModel:
         architecture=spec["architecture"] or None,
         checked=False,
     )
-    keys = ("embedding_dim", "layer_norm", "freeze_batch_norm")
+    keys = ("embedding_dim", "layer_norm", "freeze_batch_norm", "slices")
     model = EmbeddingModel(network, spec["backbone"], **{key: spec[key] for key in keys})
     model.preprocessing = views_from_dict(spec["preprocessing"])
     return model

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-POOLINGS = ("auto", "average", "gem")
+POOLINGS = ("auto", "average", "gem", "max")
 
 
 class GeM(nn.Module):
@@ -31,7 +31,22 @@ class GeM(nn.Module):
         return pooled
 
 
-def pool_features(features: Tensor, pool: GeM | None) -> Tensor:
+class MaxPooling(nn.Module):
+    """The largest value over the places of a feature map: (N, C, h, w) -> (N, C).
+
+    >>> MaxPooling()(torch.tensor([[[[1.0, 3.0]]]])).item()
+    3.0
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features.amax((2, 3))
+
+
+# Pooling -> what follows the network's feature map; "average" needs nothing.
+MAP_POOLINGS: dict[str, type[nn.Module]] = {"gem": GeM, "max": MaxPooling}
+
+
+def pool_features(features: Tensor, pool: nn.Module | None) -> Tensor:
     """One vector (N, C) for each image, from a map (N, C, h, w) or from what the network pooled itself."""
     if pool is not None:
         pooled: Tensor = pool(features)
@@ -45,14 +60,14 @@ class SideBySide(nn.Module):
     Takes one batch of images for each network and gives (N, C), C = the sum of their widths.
     """
 
-    def __init__(self, networks: Sequence[nn.Module], pools: Sequence[GeM | None]) -> None:
+    def __init__(self, networks: Sequence[nn.Module], pools: Sequence[nn.Module | None]) -> None:
         super().__init__()
         self.networks = nn.ModuleList(networks)
         self.pools = nn.ModuleList([nn.Identity() if pool is None else pool for pool in pools])
 
     def forward(self, views: Sequence[Tensor]) -> Tensor:
         features = [
-            pool_features(network(view), pool if isinstance(pool, GeM) else None)
+            pool_features(network(view), None if isinstance(pool, nn.Identity) else pool)
             for network, pool, view in zip(self.networks, self.pools, views, strict=True)
         ]
         return torch.cat([F.normalize(part.float(), dim=1) for part in features], dim=1)

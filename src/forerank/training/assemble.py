@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from forerank.data import Table
 from forerank.data.preprocessing import SeveralViews
@@ -15,14 +15,14 @@ from forerank.errors import InputError
 from forerank.models import EmbeddingModel, create_model, load_model, save_model
 from forerank.models.embedding import channels_last
 from forerank.models.storage import saved_spec
-from forerank.training.baselines import build_loss
-from forerank.training.batches import SMALL_IMAGES, FeatureRows, Plan
+from forerank.training.batches import SMALL_IMAGES, Batches, BatchPlan, FeatureRows
 from forerank.training.checkpoint import BEST, optimiser_tensors, restore_optimiser, save_state
 from forerank.training.features import cached_features, features_key, start_from_principal_axes
-from forerank.training.measure import Part, feature_part, image_part
+from forerank.training.measure import Part, embed, feature_part, image_part
+from forerank.training.methods import Ingredients, Objective, TrainingSet, find_method, loss_objective
 from forerank.training.optimise import Blend, RunningMean, build_optimiser
 from forerank.training.prepare import starts_from_saved
-from forerank.training.processes import Processes
+from forerank.training.processes import Processes, from_first
 from forerank.training.recipe import Recipe
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,29 +30,71 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass
 class Assembly:
-    """Model, loss, optimiser and data of a run."""
+    """Model, objective, optimiser and data of a run."""
 
     recipe: Recipe
     processes: Processes
     model: EmbeddingModel
-    loss: nn.Module
+    objective: Objective
     optimiser: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     mean: RunningMean | None
     blend: Blend | None
-    plan: Plan
+    plan: BatchPlan
     train: Part
     chooser: Part | None  # the part that chooses the checkpoint; None: the last one is taken
     test: Part
 
     @property
     def parameters(self) -> list[Tensor]:
-        """All parameters that learn, the loss's own included."""
+        """All parameters that learn, the objective's own included."""
         return [p for group in self.optimiser.param_groups for p in group["params"]]
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Images, or cached features in head mode, to unit vectors (n, D) in the recipe's precision."""
         return encode(self.model, inputs, self.recipe, self.processes.device)
+
+    def encode_for_loss(self, inputs: Tensor) -> Tensor:
+        """Images, or cached features in head mode, to the vectors (n, V) that the objective reads."""
+        with precision(self.recipe, self.processes.device):
+            return self.objective.embed(self.model, features_of(self.model, inputs, self.recipe)).float()
+
+    def open_batches(self, step: int, steps: int) -> Batches:
+        """The batches from a step on, up to the next renewal of the objective or the end of the run."""
+        epochs = self.objective.renew_epochs
+        period = steps if epochs is None else max(1, epochs) * self.plan.steps_per_epoch
+        if epochs is not None and step % period == 0:
+            self.renew_objective(step, steps)
+        groups = self.objective.groups()
+        plan = (
+            self.plan if groups is None else BatchPlan(self.recipe, self.train.table, self.processes, groups)
+        )
+        until = min(steps, (step // period + 1) * period)
+        return Batches(self.recipe, plan, self.train.data, range(step, until), self.processes.device)
+
+    def renew_objective(self, step: int, steps: int) -> None:
+        """Let the objective derive from all training images what it needs; the same in all processes."""
+        self.model.eval()
+
+        def features(inputs: Tensor) -> Tensor:
+            with precision(self.recipe, self.processes.device):
+                return features_of(self.model, inputs, self.recipe).float()
+
+        embedded = embed(features, self.train, self.recipe, self.processes, title=None)
+        if len(embedded.table) != len(self.train.table):
+            lost = len(self.train.table) - len(embedded.table)
+            raise InputError(f"{lost} training images can no longer be read: check the files and resume")
+        self.objective.renew(
+            TrainingSet(
+                torch.from_numpy(embedded.vectors),
+                torch.from_numpy(self.train.table.label_ids),
+                step,
+                steps,
+                self.recipe.seed,
+            )
+        )
+        for buffer in self.objective.buffers():
+            buffer.copy_(from_first(buffer, self.processes))
 
     def set_training(self, only_head: bool) -> None:
         """Training mode; in the warm-up of the head the backbone stands still."""
@@ -84,7 +126,7 @@ class Assembly:
             return
         save_model(self.model, folder)
         tensors = {f"optimiser.{k}": v for k, v in optimiser_tensors(self.optimiser).items()}
-        tensors |= {f"loss.{k}": v for k, v in self.loss.state_dict().items() if isinstance(v, Tensor)}
+        tensors |= {f"objective.{k}": v for k, v in self.objective.state_tensors().items()}
         tensors |= {f"mean.{k}": v for k, v in (self.mean.tensors if self.mean else {}).items()}
         tensors |= {
             f"scaler.{k}": torch.tensor(v, dtype=torch.float64) for k, v in self.scaler.state_dict().items()
@@ -101,7 +143,7 @@ class Assembly:
 
         self.model.load_state_dict(load_model(folder).state_dict())
         restore_optimiser(self.optimiser, named("optimiser."))
-        self.loss.load_state_dict(named("loss."))
+        self.objective.restore_tensors(named("objective."))
         if self.mean is not None:
             self.mean.restore(named("mean."))
         scaler = {key: value.item() for key, value in named("scaler.").items()}
@@ -117,18 +159,38 @@ class Assembly:
         several = f", {self.processes.count} processes" if self.processes.count > 1 else ""
         begun = f", from step {done:,}" if done else ""
         return (
-            f"training {what} of {r.model.backbone} ({learning:,} parameters) with {r.loss.name} on "
-            f"{len(self.train.table):,} images of {len(self.train.table.classes):,} classes: {steps:,} steps "
-            f"of {r.batch.batch_size}{several}{begun}"
+            f"training {what} of {r.model.backbone} ({learning:,} parameters) with "
+            f"{r.method.name or r.loss.name} on {len(self.train.table):,} images of "
+            f"{len(self.train.table.classes):,} classes: {steps:,} steps of "
+            f"{r.batch.batch_size}{several}{begun}"
         )
+
+
+def precision(recipe: Recipe, device: torch.device) -> torch.autocast:
+    """Inside, the model computes in the recipe's precision."""
+    dtype = DTYPES.get(recipe.precision)
+    return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def features_of(model: EmbeddingModel, inputs: Tensor, recipe: Recipe) -> Tensor:
+    """Pooled features (n, C) of images; in head mode the inputs are these features."""
+    if recipe.mode == "head":
+        return inputs
+    return model.features(channels_last(inputs))
 
 
 def encode(model: EmbeddingModel, inputs: Tensor, recipe: Recipe, device: torch.device) -> Tensor:
     """Images, or features in head mode, to unit vectors (n, D) float32."""
-    dtype = DTYPES.get(recipe.precision)
-    with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-        embedded = model.embed_features(inputs) if recipe.mode == "head" else model(channels_last(inputs))
-    return embedded.float()
+    with precision(recipe, device):
+        return model.embed_features(features_of(model, inputs, recipe)).float()
+
+
+def build_objective(recipe: Recipe, table: Table, model: EmbeddingModel) -> Objective:
+    """What the recipe's method minimises; its parameters start alike in every process."""
+    build = loss_objective if recipe.method.name is None else find_method(recipe.method.name).build
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(recipe.seed)
+        return build(Ingredients(recipe, table, model.feature_dim, model.output_dim))
 
 
 def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
@@ -148,6 +210,7 @@ def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
             pretrained=m.pretrained,
             freeze_batch_norm=m.freeze_batch_norm,
             head_start=m.head_start,
+            slices=1 if plain else m.slices,
             seed=recipe.seed,
         )
 
@@ -204,8 +267,7 @@ def assemble(
     """
     device = processes.device
     model = (build_model(recipe) if model is None else model).to(device)
-    loss = build_loss(recipe, len(tables["train"].classes), model.output_dim).to(device)
-    plan = Plan(recipe, tables["train"], processes)  # refuses impossible batches before the long work
+    plan = BatchPlan(recipe, tables["train"], processes)  # refuses impossible batches before the long work
     if recipe.mode == "full":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     parts = open_inputs(recipe, tables, model, processes)
@@ -216,16 +278,21 @@ def assemble(
         for parameter in model.parameters():
             parameter.requires_grad_(id(parameter) in inside)
     if recipe.mode == "head" and len(parts["train"].table) != len(tables["train"]):
-        plan = Plan(recipe, parts["train"].table, processes)  # some images could not be read
+        plan = BatchPlan(recipe, parts["train"].table, processes)  # some images could not be read
     if recipe.mode == "head" and model.layer_norm is None and model.head is not None:
         data = parts["train"].data
         new = recipe.model.head_start == "features" and not _keeps_a_trained_head(recipe, model)
         if new and isinstance(data, FeatureRows) and model.output_dim < model.feature_dim:
             start_from_principal_axes(model.head, data.features)
+            # The strongest axes are dealt out to the slices in turn: each gets its part of them.
+            dealt = model.head.weight.detach().unflatten(0, (-1, model.slices)).transpose(0, 1).flatten(0, 1)
+            model.head.weight.data.copy_(dealt)
+    objective = build_objective(recipe, parts["train"].table, model).to(device)
+    head += objective.head_parameters()
     chooser = parts["test"] if recipe.evaluation.choose_on == "test" else parts["validation"]
     return Assembly(
-        recipe, processes, model, loss,
-        build_optimiser(recipe, backbone, head, loss.parameters()),
+        recipe, processes, model, objective,
+        build_optimiser(recipe, backbone, head, objective.loss_parameters()),
         torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16"),
         None if recipe.optimiser.ema is None else RunningMean(model, recipe.optimiser.ema),
         None if recipe.optimiser.blend is None else Blend(model, recipe.optimiser.blend),
@@ -262,6 +329,5 @@ def open_inputs(
 
 
 def _features(model: EmbeddingModel, images: Tensor, recipe: Recipe, device: torch.device) -> Tensor:
-    dtype = DTYPES.get(recipe.precision)
-    with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+    with precision(recipe, device):
         return model.features(channels_last(images)).float()

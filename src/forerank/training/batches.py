@@ -3,16 +3,19 @@
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from forerank.data import ClassBalancedSampler, ImageDataset, Table
 from forerank.data.dataset import collate
+from forerank.errors import InputError
 from forerank.training.interruption import leave_signals_to_parent
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe
@@ -22,36 +25,77 @@ Key = tuple[int, int]  # row of the table, number of the random view
 SMALL_IMAGES = 64  # images up to this side are decoded once and kept in memory
 
 
-class Plan:
-    """Which rows of the training table belong to a step: this process's share of the global batch."""
+class BatchPlan:
+    """Which rows of the training table belong to a step: this process's share of the global batch.
 
-    def __init__(self, recipe: Recipe, table: Table, processes: Processes) -> None:
-        batch = recipe.batch
-        assert batch.batch_size is not None
-        self.sampler = ClassBalancedSampler(
-            table.label_ids,
-            batch.batch_size // batch.images_per_class,
-            batch.images_per_class,
-            seed=recipe.seed,
-            rank=processes.rank,
-            world_size=processes.count,
-            mode=batch.sampling,
-            categories=table.category if batch.super_categories else None,
-            categories_per_batch=batch.super_categories or 1,
-            with_draws=True,
-        )
-        self.steps_per_epoch = len(self.sampler)
-        self._epochs: dict[int, list[list[Key]]] = {}
+    Args:
+        groups: (n,) group of each row. Every batch then comes from one group, the groups in turn; rows with a
+            group below 0 are left out. None: all rows are one group.
+    """
+
+    def __init__(
+        self, recipe: Recipe, table: Table, processes: Processes, groups: NDArray[np.int64] | None = None
+    ) -> None:
+        assert recipe.batch.batch_size is not None
+        self.images_per_class = recipe.batch.images_per_class
+        self.share = recipe.batch.batch_size // processes.count  # the most images of a step in this process
+        everything = _sampler(recipe, table, np.arange(len(table)), processes)
+        assert everything is not None
+        self.steps_per_epoch = len(everything)
+        self._groups = [(np.arange(len(table)), everything)]
+        if groups is not None:
+            members = [np.flatnonzero(groups == g) for g in range(int(groups.max()) + 1)]
+            samplers = [_sampler(recipe, table, rows, processes, g + 1) for g, rows in enumerate(members)]
+            self._groups = [(r, s) for r, s in zip(members, samplers, strict=True) if s is not None]
+            if not self._groups:
+                raise InputError(
+                    f"none of the {len(members)} groups of training images has {max(2, processes.count)} "
+                    "classes of two images or more: use fewer groups"
+                )
+        self._epochs: dict[tuple[int, int], list[list[int]]] = {}
 
     def keys(self, step: int) -> list[Key]:
-        """(row, draw) of each image of a step, steps counted from 0 over all epochs."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        if epoch not in self._epochs:
-            self.sampler.set_epoch(epoch)
+        """(row, draw) of each image of a step, steps counted from 0 over all epochs.
+
+        Draws are numbered by step, so that no random view of an image comes twice.
+        """
+        visit, which = divmod(step, len(self._groups))
+        rows, sampler = self._groups[which]
+        epoch, place = divmod(visit, len(sampler))
+        if (which, epoch) not in self._epochs:
+            sampler.set_epoch(epoch)
             # The data loader asks ahead of the loop, so around a boundary two epochs are in use.
-            self._epochs = {e: b for e, b in self._epochs.items() if abs(e - epoch) <= 1}
-            self._epochs[epoch] = list(self.sampler)
-        return self._epochs[epoch][place]
+            self._epochs = {k: b for k, b in self._epochs.items() if k[0] != which or abs(k[1] - epoch) <= 1}
+            self._epochs[which, epoch] = list(sampler)
+        draw = step * self.images_per_class
+        batch = self._epochs[which, epoch][place]
+        return [(int(rows[i]), draw + j % self.images_per_class) for j, i in enumerate(batch)]
+
+
+def _sampler(
+    recipe: Recipe, table: Table, rows: NDArray[np.int64], processes: Processes, group: int = 0
+) -> ClassBalancedSampler | None:
+    """The batches of some rows; None if they hold too few classes. `group` 0 is the whole table."""
+    batch, labels = recipe.batch, table.label_ids[rows]
+    assert batch.batch_size is not None
+    classes = batch.batch_size // batch.images_per_class
+    if group:  # a group may have fewer classes than a batch
+        usable = int((np.bincount(labels) >= 2).sum()) if len(labels) else 0
+        classes = min(classes, usable // processes.count * processes.count)
+        if classes < 2:
+            return None
+    categories = table.category if batch.super_categories and not group else None
+    return ClassBalancedSampler(
+        labels,
+        classes,
+        batch.images_per_class,
+        seed=recipe.seed + 7919 * group,
+        rank=processes.rank,
+        world_size=processes.count,
+        mode=batch.sampling,
+        categories=categories,
+        categories_per_batch=batch.super_categories or 1,
+    )
 
 
 @dataclass
@@ -85,7 +129,7 @@ class Batch:
 class _Keys(Sampler[list[Key]]):
     """What the data loader is asked for: a list of keys for every chunk, in the order of reading."""
 
-    def __init__(self, plan: Plan, steps: range, chunk: int, readings: int) -> None:
+    def __init__(self, plan: BatchPlan, steps: range, chunk: int, readings: int) -> None:
         self.plan, self.steps, self.chunk, self.readings = plan, steps, chunk, readings
 
     def __iter__(self) -> Iterator[list[Key]]:
@@ -100,14 +144,13 @@ class Batches:
     """Batches of steps `start` to `stop`, with the seconds spent waiting for data in `waited`."""
 
     def __init__(
-        self, recipe: Recipe, plan: Plan, data: Dataset[Any], steps: range, device: torch.device
+        self, recipe: Recipe, plan: BatchPlan, data: Dataset[Any], steps: range, device: torch.device
     ) -> None:
         self.plan, self.steps, self.device = plan, steps, device
         self.waited = 0.0
-        share = len(plan.keys(0))
-        self.chunk = min(recipe.batch.micro_batch or share, share)
-        self.chunked = self.chunk < share
-        self.readings = 2 if self.chunked and share * _bytes_each(data) > recipe.batch.hold_mb * 2**20 else 1
+        self.chunk = min(recipe.batch.micro_batch or plan.share, plan.share)
+        held = plan.share * _bytes_each(data)
+        self.readings = 2 if self.chunk < plan.share and held > recipe.batch.hold_mb * 2**20 else 1
         workers = loading_processes(recipe, data)
         self.loader = DataLoader(
             data,
@@ -126,17 +169,46 @@ class Batches:
         for step in self.steps:
             chunks = math.ceil(len(self.plan.keys(step)) / self.chunk)
             take = [_take(stream, chunks) for _ in range(self.readings)]
-            yield Batch(take[0], take[1] if self.readings == 2 else None, self.chunked)
+            yield Batch(take[0], take[1] if self.readings == 2 else None, chunks > 1)
 
     def _timed(self, loader: Iterator[Chunk]) -> Iterator[Chunk]:
         while True:
             began = time.perf_counter()
-            found = next(loader, None)
+            chunk = next(loader, None)
             self.waited += time.perf_counter() - began
-            if found is None:
+            if chunk is None:
                 return
-            inputs, labels, rows = found
+            inputs, labels, rows = chunk
             yield inputs.to(self.device, non_blocking=True), labels.to(self.device), rows
+
+
+class Stream:
+    """The batches of a run, one after the other.
+
+    Args:
+        open_batches: step -> the batches from this step on, up to where the next ones have to be opened.
+        step: where the run stands.
+    """
+
+    def __init__(self, open_batches: Callable[[int], Batches], step: int) -> None:
+        self._open, self._step = open_batches, step
+        self._batches: Batches | None = None
+        self._iterator: Iterator[Batch] = iter(())
+        self._waited_before = 0.0
+
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for data so far."""
+        return self._waited_before + (self._batches.waited if self._batches is not None else 0.0)
+
+    def __next__(self) -> Batch:
+        if self._batches is None or self._step not in self._batches.steps:
+            self._waited_before, self._batches = self.waited, None
+            self._iterator = iter(())  # ends the loading processes before new ones start
+            self._batches = self._open(self._step)
+            self._iterator = iter(self._batches)
+        self._step += 1
+        return next(self._iterator)
 
 
 def _bytes_each(data: object) -> int:

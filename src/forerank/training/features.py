@@ -23,7 +23,8 @@ from forerank.training.recipe import Recipe
 
 def features_key(model: EmbeddingModel, precision: str, table: Table) -> str:
     """A name that changes when the weights below the head, the preprocessing or any image file changes."""
-    digest = hashlib.sha256(json.dumps([precision, model.preprocessing.to_dict()], sort_keys=True).encode())
+    about = [precision, model.spec["pooling"], model.preprocessing.to_dict()]
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, tensor in model.state_dict().items():
         if name.startswith(("head.", "layer_norm.")):
             continue

@@ -18,8 +18,7 @@ import torch
 from forerank.console import say
 from forerank.machine import choose_device
 from forerank.training.assemble import Assembly, assemble, build_model
-from forerank.training.baselines import build_loss, joint_loss
-from forerank.training.batches import Batch, Batches
+from forerank.training.batches import Batch, Stream
 from forerank.training.checkpoint import (
     BEST,
     LAST,
@@ -33,6 +32,7 @@ from forerank.training.image_check import check_images
 from forerank.training.interruption import InterruptedRun, Interruption
 from forerank.training.large_batch import backward_in_chunks
 from forerank.training.measure import embed, measure
+from forerank.training.methods import check_method
 from forerank.training.optimise import peak_rate, rate_factor, set_rates
 from forerank.training.outcome import Outcome, finished_outcome, measure_after, measure_before
 from forerank.training.prepare import complete_recipe, open_parts
@@ -67,7 +67,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
                 recipe = with_begun_batch(recipe, run, processes.count)
                 parts = open_parts(recipe)
                 complete = complete_recipe(recipe, parts["train"], processes.count, device)
-                build_loss(complete, classes=2, embedding_dim=8)  # a wrong name or argument is refused here
+                check_method(complete)  # a wrong name or argument is refused here
                 if processes.first:
                     refuse_other_run(run, complete)
                 if (run / RESULTS).exists():
@@ -92,8 +92,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         validate_every = recipe.evaluation.every or a.plan.steps_per_epoch
         save_every = recipe.save_every or validate_every
         record = opened.enter_context(closing(Record(run, processes, state.step, state.validated)))
-        batches = Batches(recipe, a.plan, a.train.data, range(state.step, steps), processes.device)
-        stream, begun = iter(batches), state.step
+        begun, stream = state.step, Stream(lambda step: a.open_batches(step, steps), state.step)
         if processes.first:
             say(a.describe(steps, state.step))
 
@@ -109,7 +108,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
                 if at_the_end or state.broken or _out_of_patience(state, recipe):
                     break
 
-                began, waited = time.perf_counter(), batches.waited
+                began, waited = time.perf_counter(), stream.waited
                 factor = rate_factor(recipe, state.step, steps, a.plan.steps_per_epoch)
                 set_rates(a.optimiser, factor)
                 loss = take_step(a, next(stream), state.step)
@@ -123,7 +122,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
                     loss=loss,
                     lr=factor * peak_rate(recipe),
                     seconds=round(time.perf_counter() - began, 4),
-                    waited=round(batches.waited - waited, 4),
+                    waited=round(stream.waited - waited, 4),
                 )
                 advance(1, note=f"loss {loss:.4f}")
 
@@ -131,7 +130,7 @@ def train(recipe: Recipe, run: Path) -> Outcome:
                 if stop:
                     _save(run, a, state, LAST)
                     raise InterruptedRun(run, state.step, stop)
-        del stream, batches  # ends the loading processes
+        del stream  # ends the loading processes
         try:
             with interruption.at_once(processes.count == 1):
                 return measure_after(run, a, before, record, asdict(state), images.notes)
@@ -148,17 +147,20 @@ def take_step(a: Assembly, batch: Batch, step: int) -> float:
     only_head = step < recipe.optimiser.head_warmup
     a.set_training(only_head)
 
-    def loss_of(embeddings: torch.Tensor) -> torch.Tensor:
+    def loss_of(vectors: torch.Tensor) -> torch.Tensor:
         with torch.random.fork_rng(devices=[]):  # a loss that draws pairs draws the same in every process
             torch.manual_seed(hash_of(recipe.seed, step))
-            return joint_loss(a.loss, embeddings, torch.cat(batch.labels), torch.cat(batch.rows))
+            loss: torch.Tensor = a.objective(vectors, torch.cat(batch.labels), torch.cat(batch.rows))
+            return loss
 
     a.optimiser.zero_grad(set_to_none=True)
     scale = a.scaler.get_scale()
     if batch.chunked:
-        loss = backward_in_chunks(a.encode, batch.first(), batch.second(), loss_of, processes.device, scale)
+        loss = backward_in_chunks(
+            a.encode_for_loss, batch.first(), batch.second(), loss_of, processes.device, scale
+        )
     else:
-        loss = loss_of(a.encode(torch.cat(list(batch.first()))))
+        loss = loss_of(a.encode_for_loss(torch.cat(list(batch.first()))))
         (loss * scale).backward()  # type: ignore[no-untyped-call]
     if not torch.isfinite(loss):  # the same in all processes: it is the loss of the joint batch
         return float(loss.detach())
@@ -166,6 +168,8 @@ def take_step(a: Assembly, batch: Batch, step: int) -> float:
     a.scaler.unscale_(a.optimiser)
     if recipe.optimiser.clip is not None:
         torch.nn.utils.clip_grad_norm_(a.parameters, recipe.optimiser.clip)
+    if recipe.optimiser.clip_value is not None:
+        torch.nn.utils.clip_grad_value_(a.parameters, recipe.optimiser.clip_value)
     a.scaler.step(a.optimiser)
     a.scaler.update()
     if a.mean is not None:

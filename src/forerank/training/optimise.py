@@ -37,7 +37,8 @@ def build_optimiser(
     ]
     if o.algorithm == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=0.9)
-    return torch.optim.AdamW(groups, lr=lr) if o.algorithm == "adamw" else torch.optim.Adam(groups, lr=lr)
+    kind = torch.optim.AdamW if o.algorithm == "adamw" else torch.optim.Adam
+    return kind(groups, lr=lr, eps=1e-8 if o.eps is None else o.eps)
 
 
 def peak_rate(recipe: Recipe) -> float:

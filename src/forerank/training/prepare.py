@@ -16,7 +16,7 @@ from forerank.models.backbones import is_name, split_names, with_absolute_file
 from forerank.models.embedding import saved_folder
 from forerank.models.storage import saved_spec
 from forerank.training.optimise import peak_rate
-from forerank.training.recipe import Recipe
+from forerank.training.recipe import OWN_LOSS, Recipe
 
 # Classes in a batch that nobody chose.
 USUAL_CLASSES = 64
@@ -131,7 +131,28 @@ def complete_recipe(recipe: Recipe, train: Table, processes: int, device: str) -
         precision=recipe.precision if recipe.precision != "auto" else "bf16" if _has_bf16(kind) else "fp32",
         batch=replace(b, batch_size=size),
     )
-    return dataclasses.replace(complete, optimiser=replace(complete.optimiser, lr=peak_rate(complete)))
+    complete = dataclasses.replace(complete, optimiser=replace(complete.optimiser, lr=peak_rate(complete)))
+    return fit_method(complete, train)
+
+
+def fit_method(recipe: Recipe, train: Table) -> Recipe:
+    """The recipe with all options of its method and what the method derives from the data."""
+    from forerank.training.methods import complete_options, find_method
+
+    key, loss = recipe.method.name, recipe.loss
+    if key is None:
+        if loss.name == OWN_LOSS or recipe.method.options:
+            raise InputError("the recipe names no method: give method=NAME (see: forerank methods)")
+        return recipe
+    method = find_method(key)
+    if method.own_loss and (loss.name != OWN_LOSS or loss.memory or loss.options):
+        raise InputError(
+            f"the method {key} brings its own loss: leave out loss, loss.memory and loss options"
+        )
+    if not method.own_loss and loss.name == OWN_LOSS:
+        raise InputError(f"the method {key} has no loss of its own: leave out loss=method")
+    options = complete_options(key, method, recipe.method.options)
+    return method.fit(replace(recipe, method=replace(recipe.method, options=options)), train)
 
 
 def starts_from_saved(recipe: Recipe) -> bool:
@@ -180,7 +201,8 @@ def _at_least(least: int, values: dict[str, int], reasons: dict[str, str]) -> No
 
 def _check_rates(recipe: Recipe) -> None:
     o, s = recipe.optimiser, recipe.schedule
-    for key, value in (("lr", o.lr), ("head_lr", o.head_lr), ("loss_lr", o.loss_lr), ("clip", o.clip)):
+    for key in ("lr", "head_lr", "loss_lr", "eps", "clip", "clip_value"):
+        value = getattr(o, key)
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"optimiser.{key} must be above 0 and finite, not {value}")
     if not 0 <= o.weight_decay < math.inf:

@@ -27,6 +27,7 @@ from forerank.training.sections import (
     DataSection,
     EvaluationSection,
     LossSection,
+    MethodSection,
     ModelSection,
     OptimiserSection,
     ScheduleSection,
@@ -52,12 +53,16 @@ class Recipe:
     save_every: int | None = setting(None, "steps between checkpoints; null: at each validation")
     data: DataSection = field(default_factory=DataSection)
     model: ModelSection = field(default_factory=ModelSection)
+    method: MethodSection = field(default_factory=MethodSection)
     loss: LossSection = field(default_factory=LossSection)
     batch: BatchSection = field(default_factory=BatchSection)
     optimiser: OptimiserSection = field(default_factory=OptimiserSection)
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
 
+
+# The name of the loss where the method brings its own.
+OWN_LOSS = "method"
 
 # Values that change where and how fast a run is computed, but not which run it is.
 INCIDENTAL = frozenset({"device", "data.workers", "batch.hold_mb"})
@@ -111,8 +116,8 @@ LOSS_ARGUMENTS = ("alpha", "b", "temperature", "count_self", "linear_tail", "der
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 _SECTIONS = {f.name: f.type for f in dataclasses.fields(Recipe) if dataclasses.is_dataclass(f.type)}
 _KEYS = list(flatten(Recipe()))
-# Mappings whose keys others know: the loss and the reader of the data refuse a wrong one by name.
-_OPEN = ("loss.options.", "data.options.")
+# Mappings whose keys others know: the loss, the method and the reader of the data refuse a wrong one by name.
+_OPEN = ("loss.options.", "method.options.", "data.options.")
 
 
 def recipe_from_dict(values: Mapping[str, Any], where: str, base: Recipe | None = None) -> Recipe:
@@ -130,17 +135,39 @@ def recipe_from_dict(values: Mapping[str, Any], where: str, base: Recipe | None 
             flat |= {f"{key}.{inner}": inner_value for inner, inner_value in value.items()}
         else:
             flat[str(key)] = value
-    recipe = Recipe() if base is None else base
-    for key, value in flat.items():
-        recipe = _with(recipe, _full_key(key, f" in {where}"), value, where)
+    full = {_full_key(key, f" in {where}"): (value, where) for key, value in flat.items()}
+    return _with_values(Recipe() if base is None else base, full)
+
+
+def _with_values(recipe: Recipe, values: Mapping[str, tuple[Any, str]]) -> Recipe:
+    """The recipe with dotted key -> (value, where it is written); a method's own values go below them."""
+    if "method.name" in values:
+        for key in ("method.name", "method.settings"):
+            if key in values:
+                recipe = _with(recipe, key, *values[key])
+        recipe = _with_method(recipe)
+    for key, (value, where) in values.items():
+        recipe = _with(recipe, key, value, where)
     return recipe
+
+
+def _with_method(recipe: Recipe) -> Recipe:
+    """The recipe with the values that belong to its method."""
+    if recipe.method.name is None:
+        return recipe
+    from forerank.training.methods import find_method
+
+    published = recipe.method.settings == "published"
+    return override(recipe, find_method(recipe.method.name).assignments(published=published))
 
 
 def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
     """The recipe with ``key=value`` texts applied: dotted keys, or a key's last part where only one fits.
 
-    A section's name stands for its first key: ``loss=PNP-Ds`` is ``loss.name=PNP-Ds``.
+    A section's name stands for its first key: ``loss=PNP-Ds`` is ``loss.name=PNP-Ds``. ``method=NAME`` brings
+    the values that belong to the method; all others given here go over them.
     """
+    values: dict[str, tuple[Any, str]] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key:
@@ -150,8 +177,8 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
             parsed = yaml.safe_load(value) if value else None
         except yaml.YAMLError as error:
             raise InputError(f"cannot read the value of {text!r}: {value!r} is not a YAML value") from error
-        recipe = _with(recipe, full, parsed, f"{text!r}")
-    return recipe
+        values[full] = (parsed, f"{text!r}")
+    return _with_values(recipe, values)
 
 
 def _full_key(key: str, where: str) -> str:
@@ -168,8 +195,8 @@ def _full_key(key: str, where: str) -> str:
     if len(matches) > 1:
         raise InputError(f"recipe key {key!r}{where} could mean {' or '.join(matches)}: write it in full")
     section, _, rest = key.partition(".")
-    if section == "loss" and rest:
-        return f"loss.options.{rest}"  # the loss itself knows its arguments and refuses a wrong one by name
+    if section in ("loss", "method") and rest:
+        return f"{section}.options.{rest}"  # they know their arguments and refuse a wrong one by name
     guess = nearest(key, _KEYS) or nearest(key, [k.rpartition(".")[2] for k in _KEYS])
     hint = f": did you mean {guess!r}?" if guess else ": forerank recipe show folder lists them all"
     raise InputError(f"unknown recipe key {key!r}{where}{hint}")

@@ -48,22 +48,36 @@ class ModelSection:
     image_size: int | None = setting(
         None, "side of the square that the model sees; null: what its weights expect"
     )
-    pooling: Literal["auto", "average", "gem"] = setting(
+    pooling: Literal["auto", "average", "gem", "max"] = setting(
         "auto", "how the feature map becomes one vector; auto: gem where it suits the backbone"
     )
     layer_norm: bool = setting(False, "layer norm before the linear embedding")
     head_start: Literal["features", "random"] = setting(
         "features", "a new head keeps what the features say, or starts as torch's linear layer (the paper)"
     )
+    slices: int = setting(1, "parts of the embedding that are normalised each by itself")
     pretrained: bool = setting(True, "start from the backbone's published weights")
     freeze_batch_norm: bool = setting(True, "keep batch-norm statistics as they are")
+
+
+@dataclass(frozen=True)
+class MethodSection:
+    """A method of the literature: a loss, and what else its paper changes."""
+
+    name: str | None = setting(None, "see: forerank methods; null: the loss below and nothing else")
+    settings: Literal["protocol", "published"] = setting(
+        "protocol", "published: also the rates, batches and epochs of the method's paper"
+    )
+    options: dict[str, Any] = setting({}, "of the method, such as {clusters: 4}")  # noqa: RUF009
 
 
 @dataclass(frozen=True)
 class LossSection:
     """What is minimised."""
 
-    name: str = setting("PNP-Dq", "see: forerank losses; or pml:NAME for a loss of pytorch-metric-learning")
+    name: str = setting(
+        "PNP-Dq", "see: forerank losses; pml:NAME: of pytorch-metric-learning; method: the method's own"
+    )
     memory: int = setting(0, "embeddings of past batches kept as further references (memory bank); 0: none")
     options: dict[str, Any] = setting({}, "arguments of the loss, such as {alpha: 4}")  # noqa: RUF009
 
@@ -99,7 +113,9 @@ class OptimiserSection:
     head_lr: float | None = setting(None, "learning rate of the embedding layer; null: lr")
     loss_lr: float | None = setting(None, "learning rate of the loss's own parameters; null: 100 x lr")
     weight_decay: float = setting(4e-4, "")
+    eps: float | None = setting(None, "added to the denominator of Adam; null: 1e-8")
     clip: float | None = setting(None, "largest norm of the gradient; null: no clipping")
+    clip_value: float | None = setting(None, "largest value in the gradient; null: no clipping")
     head_warmup: int = setting(0, "steps in which only the new head learns")
     ema: float | None = setting(
         None, "decay of a running mean of the weights, which is then the model; null: off"

@@ -1,0 +1,66 @@
+"""Contrastive loss against a memory bank of the embeddings of past batches (XBM)."""
+
+import torch
+from torch import Tensor, nn
+
+from forerank.losses import CrossBatchMemory
+from forerank.training.methods.method import Ingredients, Method, Objective
+
+
+class PairLoss(nn.Module):
+    """Positives are drawn to similarity 1, negatives above the margin are pushed below it.
+
+    Sum over pairs, divided by the number of images of the batch.
+    """
+
+    def __init__(self, negative_margin: float) -> None:
+        super().__init__()
+        self.negative_margin = negative_margin
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """Loss of a batch (N, D) against references (M, D), or within itself."""
+        alone = ref_emb is None or ref_labels is None
+        similarity = embeddings @ (embeddings if ref_emb is None else ref_emb).T  # (N, M)
+        positive = labels[:, None] == (labels if ref_labels is None else ref_labels)[None, :]
+        negative = ~positive & (similarity > self.negative_margin)
+        if alone:
+            positive = positive & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        pulled = (1 - similarity).masked_fill(~positive, 0.0).sum()
+        pushed = similarity.masked_fill(~negative, 0.0).sum()
+        return (pulled + pushed) / len(embeddings)
+
+
+class CrossBatchContrastive(Objective):
+    """The loss within the batch plus the loss against the bank."""
+
+    def __init__(self, size: int, negative_margin: float) -> None:
+        super().__init__()
+        self.memory = CrossBatchMemory(PairLoss(negative_margin), size)
+
+    def loss(self, vectors: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        value: Tensor = self.memory(vectors, labels, ids=rows)
+        return value
+
+
+def build(ingredients: Ingredients) -> Objective:
+    share, images = ingredients.options["bank"], len(ingredients.table)
+    return CrossBatchContrastive(max(1, round(share * images)), ingredients.options["negative_margin"])
+
+
+CONTRASTIVE_WITH_MEMORY = Method(
+    title="Contrastive with memory",
+    about="pairs of the batch and a bank of past embeddings, as large as the training set",
+    paper="Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020",
+    options={"bank": 1.0, "negative_margin": 0.5},
+    deviations=(
+        "the bank is used from the second step on, not after 1,000 steps without it",
+        "an image of the batch is left out of the bank while it is in the batch",
+    ),
+    build=build,
+)

@@ -1,0 +1,485 @@
+"""Methods: each by what defines it, all of them through the loop."""
+
+import math
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+from forerank.cli import run as command
+from forerank.models import create_model
+from forerank.training import load_recipe, read_history, train
+from forerank.training.methods import METHODS
+from forerank.training.methods.cross_batch_contrastive import PairLoss
+from forerank.training.methods.dcml_mdw import self_reinforced
+from forerank.training.methods.divide_and_conquer import DivideAndConquer, match_clusters, nearest_negatives
+from forerank.training.methods.margin import (
+    distance_weighted_margin,
+    distances,
+    draw_negatives,
+    negative_weights,
+    positive_pairs,
+)
+from forerank.training.methods.method import Objective, TrainingSet
+from forerank.training.methods.mic import dependence, reverse_gradient
+from forerank.training.methods.proxy_nca import ProxyNCA
+from forerank.training.methods.rank_mi import divergence, statistics_network
+from forerank.training.methods.soft_triple import centre_spread
+from forerank.training.methods.triplet import SemiHardTriplet
+
+from .conftest import CALM, QUICK, Start
+from .test_resume import steps_done, tensors, wait_for
+
+# Options that fit the few images of the tests.
+SMALL = {
+    "divide-and-conquer": ["method.clusters=4", "method.renew_epochs=1"],
+    "mic": ["method.clusters=10", "method.renew_epochs=1"],
+}
+
+
+def named(key: str) -> list[str]:
+    return [f"method={key}", *SMALL.get(key, [])]
+
+
+def units(n: int, dim: int, seed: int = 0) -> torch.Tensor:
+    return F.normalize(torch.randn(n, dim, generator=torch.Generator().manual_seed(seed)))
+
+
+def four_each(classes: int) -> torch.Tensor:
+    return torch.arange(classes).repeat_interleave(4)
+
+
+# --- distance-weighted sampling
+
+
+def test_distance_weighted_sampling_draws_the_density_it_promises() -> None:
+    """Points at chosen distances from an anchor are drawn as often as min(λ, 1/q(d)) says, q written out."""
+    dim, wanted = 8, [0.3, 0.5, 0.9, 1.2, 1.414, 1.7]
+    angle = [2 * math.asin(d / 2) for d in wanted]
+    vectors = torch.zeros(len(wanted) + 2, dim, dtype=torch.float64)
+    vectors[:2, 0] = 1  # the anchor and its positive
+    vectors[2:, 0] = torch.tensor([math.cos(a) for a in angle])
+    vectors[2:, 1] = torch.tensor([math.sin(a) for a in angle])
+    labels = torch.tensor([0, 0, *range(1, len(wanted) + 1)])
+
+    def inverse_density(d: float) -> float:
+        return 1 / (d ** (dim - 2) * (1 - d * d / 4) ** ((dim - 3) / 2))
+
+    expected = np.array([min(inverse_density(0.5), inverse_density(max(d, 0.5))) for d in wanted])
+    expected /= expected.sum()
+    weights = negative_weights(distances(vectors), labels, dim)
+    assert weights[0, :2].tolist() == [0, 0]
+    assert weights[0, 2:].numpy() == pytest.approx(expected, rel=1e-6)
+    torch.manual_seed(0)
+    draws = draw_negatives(distances(vectors), labels, torch.zeros(20_000, dtype=torch.int64), dim)
+    share = np.bincount(draws.numpy(), minlength=len(labels))[2:] / 20_000
+    assert np.abs(share - expected).max() < 0.015
+    assert abs(share[0] - share[1]) < 0.015  # below the cutoff nothing is drawn more often
+
+
+def test_the_margin_loss_by_hand() -> None:
+    vectors, labels = units(16, 8), four_each(4)
+    beta = torch.tensor([1.1, 1.2, 1.3, 1.4], requires_grad=True)
+    torch.manual_seed(0)
+    loss = distance_weighted_margin(vectors, labels, beta, 0.2)
+    distance, (anchor, positive) = distances(vectors), positive_pairs(labels)
+    torch.manual_seed(0)
+    negative = draw_negatives(distance, labels, anchor, 8)
+    assert (labels[negative] != labels[anchor]).all()
+    terms = []
+    for a, p, n in zip(anchor.tolist(), positive.tolist(), negative.tolist(), strict=True):
+        boundary = float(beta[labels[a]].detach())
+        terms += [float(distance[a, p]) - boundary + 0.2, boundary - float(distance[a, n]) + 0.2]
+    terms = [term for term in terms if term > 0]
+    assert float(loss.detach()) == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+    loss.backward()
+    assert beta.grad is not None
+    assert beta.grad.abs().max() > 0  # the boundary learns
+    assert distance_weighted_margin(vectors, torch.zeros(16, dtype=torch.int64), beta, 0.2) == 0
+
+
+# --- Divide & Conquer
+
+
+def test_clusters_keep_their_learner_across_clusterings() -> None:
+    """Whatever numbers k-means gives to the same clusters, a learner sees nearly the images it saw before."""
+    rng = np.random.default_rng(0)
+    old = rng.integers(5, size=400)
+    shuffled = rng.permutation(5)[old]
+    changed = rng.random(400) < 0.2  # some images move
+    new = np.where(changed, rng.integers(5, size=400), shuffled)
+    matched = match_clusters(new, old, 5)
+    assert (matched == old)[~changed].all()
+    assert len({(a, b) for a, b in zip(new, matched, strict=True)}) == 5  # a renaming and nothing else
+
+
+def clustered(n_each: int = 12) -> tuple[TrainingSet, torch.Tensor]:
+    """Features around three directions; classes of four images."""
+    centres = torch.eye(3, 16).repeat_interleave(n_each, 0)
+    features = F.normalize(centres + 0.05 * units(3 * n_each, 16))
+    labels = four_each(3 * n_each // 4)
+    return TrainingSet(features, labels, step=0, steps=100, seed=0), torch.arange(3).repeat_interleave(n_each)
+
+
+def test_a_slice_does_not_see_the_loss_of_another() -> None:
+    training, truth = clustered()
+    objective = DivideAndConquer(training.labels, clusters=3, epochs=1, whole_from=0.9, margin=0.2)
+    objective.renew(training)
+    for part in range(3):  # k-means found the three directions
+        assert len(objective.cluster[truth == part].unique()) == 1
+    vectors = units(36, 12).requires_grad_()
+    rows = torch.nonzero(objective.cluster == 1).flatten()
+    (gradient,) = torch.autograd.grad(objective.loss(vectors[rows], training.labels[rows], rows), vectors)
+    of_slices = gradient.reshape(36, 3, 4).abs().sum((0, 2))
+    assert of_slices[1] > 0
+    assert of_slices[[0, 2]].tolist() == [0, 0]
+
+
+def test_the_end_of_the_run_trains_the_whole_vector_and_single_images_are_left_out() -> None:
+    training, _ = clustered()
+    objective = DivideAndConquer(training.labels, 3, 1, whole_from=0.9, margin=0.2)
+    objective.renew(training)
+    objective.cluster[0] = (objective.cluster[0] + 1) % 3  # alone of its class in that cluster
+    groups = objective.groups()
+    assert groups is not None
+    assert groups[0] == -1
+    assert (groups[1:] == objective.cluster[1:].numpy()).all()
+    late = TrainingSet(training.features, training.labels, step=90, steps=100, seed=0)
+    objective.renew(late)
+    assert objective.groups() is None
+    vectors = units(36, 12).requires_grad_()
+    loss = objective.loss(vectors, training.labels, torch.arange(36))
+    (gradient,) = torch.autograd.grad(loss, vectors)
+    assert (gradient.reshape(36, 3, 4).abs().sum((0, 2)) > 0).all()
+
+
+def test_nearest_negatives_by_hand() -> None:
+    distance = torch.tensor(
+        [[0.0, 0.2, 0.4, 0.9], [0.2, 0, 0.6, 0.7], [0.4, 0.6, 0, 0.1], [0.9, 0.7, 0.1, 0]]
+    )
+    labels, anchors = torch.tensor([0, 0, 1, 2]), torch.arange(4)
+    assert nearest_negatives(distance, labels, anchors).tolist() == pytest.approx([0.9, 0.6, 0.6, 0.7])
+    # All negatives nearer than 0.5: the farthest.
+    assert nearest_negatives(distance / 3, labels, anchors).tolist() == pytest.approx(
+        [0.3, 0.7 / 3, 0.2, 0.3]
+    )
+
+
+def test_slices_of_the_test_vector_count_the_same() -> None:
+    model = create_model("glyphnet", embedding_dim=12, slices=3)
+    with torch.no_grad():
+        assert model.head is not None
+        model.head.weight[:4] *= 100
+        lengths = model(torch.rand(5, 1, 32, 32)).reshape(5, 3, 4).norm(dim=2)
+    torch.testing.assert_close(lengths, torch.full((5, 3), 3**-0.5))
+
+
+# --- MIC
+
+
+def test_the_separation_lowers_the_dependence_of_the_two_heads() -> None:
+    """Two heads that start alike, trained against the predictor: a new one finds less of one in the other."""
+
+    def after(lr: float) -> float:
+        torch.manual_seed(0)
+        inputs = units(128, 8)
+        heads = [nn.Linear(8, 6), nn.Linear(8, 6)]
+        heads[1].load_state_dict(heads[0].state_dict())
+        predictor, judge = (nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 6)) for _ in range(2))
+        slow = [p for head in heads for p in head.parameters()]  # so that the predictor keeps up with them
+        optimiser = torch.optim.Adam(
+            [{"params": slow, "lr": lr}, {"params": predictor.parameters(), "lr": 1e-2}]
+        )
+        for _ in range(200):
+            one, other = (F.normalize(head(inputs)) for head in heads)
+            optimiser.zero_grad()
+            term = dependence(reverse_gradient(one), reverse_gradient(other), predictor)
+            (-term).backward()
+            optimiser.step()
+        one, other = (F.normalize(head(inputs)).detach() for head in heads)
+        optimiser = torch.optim.Adam(judge.parameters(), lr=1e-2)
+        for _ in range(150):
+            optimiser.zero_grad()
+            (-dependence(one, other, judge)).backward()
+            optimiser.step()
+        return float(dependence(one, other, judge).detach())
+
+    assert after(1e-3) < 0.8 * after(0.0)
+
+
+# --- DCML-MDW
+
+
+def test_compositors_weigh_to_one_and_the_self_reinforced_term_lowers_their_entropy() -> None:
+    objective = build("dcml-mdw", dim=16, classes=4)
+    vectors, labels = torch.randn(16, 16), four_each(4)
+    weights = objective.weights(vectors)  # type: ignore[operator]
+    assert weights.shape == (16, 4, 4)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(16, 4))
+
+    def entropy() -> float:
+        w = objective.weights(vectors)  # type: ignore[operator]
+        return float(-(w * w.log()).sum(-1).mean().detach())
+
+    before, optimiser = entropy(), torch.optim.SGD(objective.head_parameters(), lr=0.1)
+    for _ in range(20):
+        optimiser.zero_grad()
+        self_reinforced(objective.weights(vectors)).backward()  # type: ignore[operator]
+        optimiser.step()
+    assert entropy() < before
+    # The compositors look at the sub-embeddings without changing them: their term has no gradient there.
+    leaf = vectors.clone().requires_grad_()
+    assert self_reinforced(objective.weights(leaf)).grad_fn is not None  # type: ignore[operator]
+    (gradient,) = torch.autograd.grad(objective.loss(leaf, labels, torch.arange(16)), leaf)
+    assert gradient.abs().max() > 0
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(self_reinforced(objective.weights(leaf)), leaf)  # type: ignore[operator]
+
+
+# --- RankMI
+
+
+def test_the_estimator_orders_known_divergences() -> None:
+    """The farther two normal distributions lie apart, the larger the estimate; at none it is 2 log ½."""
+    estimates = []
+    for apart in (0.0, 0.5, 1.0, 3.0):
+        torch.manual_seed(0)
+        network = statistics_network()
+        optimiser = torch.optim.Adam(network.parameters(), lr=5e-3)
+        matching, other = torch.randn(2000), torch.randn(2000) + apart
+        for _ in range(150):
+            optimiser.zero_grad()
+            (-divergence(network, matching, other)).backward()
+            optimiser.step()
+        estimates.append(float(divergence(network, matching, other).detach()))
+    assert estimates == sorted(estimates)
+    assert estimates[0] == pytest.approx(-2 * math.log(2), abs=0.02)
+    assert estimates[-1] > -0.5
+
+
+def test_the_inner_network_has_its_own_optimiser_and_is_saved_with_its_moments() -> None:
+    one, other = build("rankmi", dim=8, classes=4), build("rankmi", dim=8, classes=4)
+    assert one.loss_parameters() == []
+    vectors, labels, rows = units(16, 8), four_each(4), torch.arange(16)
+
+    def step(objective: Objective, seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return objective.loss(vectors, labels, rows)
+
+    step(one, 0)
+    other.restore_tensors({name: value.clone() for name, value in one.state_tensors().items()})
+    assert step(one, 1) == step(other, 1)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+# --- proxies, centres, pairs
+
+
+def test_proxies_by_hand() -> None:
+    vectors, labels = units(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    for count_positive, scale in ((True, 9.0), (False, 1.0)):
+        objective = ProxyNCA(3, 4, scale, count_positive)
+        proxies = F.normalize(objective.proxies.detach())
+        expected = 0.0
+        for x, y in zip(vectors, labels.tolist(), strict=True):
+            d = [scale * float((x - p).square().sum()) for p in proxies]
+            others = [math.exp(-d[z]) for z in range(3) if count_positive or z != y]
+            expected -= math.log(math.exp(-d[y]) / sum(others)) / 6
+        assert float(objective.loss(vectors, labels, labels)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_spread_of_centres_by_hand() -> None:
+    centres = F.normalize(torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), dim=-1)
+    expected = sum(
+        float((centres[c, s] - centres[c, t]).norm()) for c in range(2) for s in range(3) for t in range(s)
+    )
+    assert float(centre_spread(centres)) == pytest.approx(expected / (2 * 3 * 2), rel=1e-5)
+
+
+def test_semi_hard_triplets_by_hand() -> None:
+    vectors, labels = units(8, 3), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    terms = []
+    for a, p in zip(*(x.tolist() for x in positive_pairs(labels)), strict=True):
+        d = [float((vectors[a] - v).square().sum()) for v in vectors]
+        farther = [d[n] for n in range(8) if labels[n] != labels[a] and d[n] > d[p]]
+        if farther and d[p] - min(farther) + 0.2 > 0:
+            terms.append(d[p] - min(farther) + 0.2)
+    found = SemiHardTriplet(0.2).loss(vectors, labels, labels)
+    assert float(found) == pytest.approx(sum(terms) / len(terms), rel=1e-3)
+
+
+def test_contrastive_pairs_by_hand() -> None:
+    vectors, labels = units(6, 3), torch.tensor([0, 0, 1, 1, 2, 2])
+    expected = 0.0
+    for i in range(6):
+        for j in range(6):
+            s = float(vectors[i] @ vectors[j])
+            if i != j and labels[i] == labels[j]:
+                expected += 1 - s
+            elif labels[i] != labels[j] and s > 0.5:
+                expected += s
+    assert float(PairLoss(0.5)(vectors, labels)) == pytest.approx(expected / 6, rel=1e-4)
+    # An image of the bank is not the image itself: all pairs count.
+    both = PairLoss(0.5)(vectors, labels, vectors, labels)
+    assert float(both) == pytest.approx(expected / 6, rel=1e-4)
+
+
+# --- through the loop
+
+
+def build(key: str, dim: int, classes: int) -> Objective:
+    """A method's objective on a small table."""
+    from forerank.data import Table
+    from forerank.training.methods import Ingredients, complete_options
+    from forerank.training.recipe import Recipe, override
+
+    names = [f"{c}/{i}" for c in range(classes) for i in range(4)]
+    table = Table(names, [n[0] for n in names], ["train"] * len(names), root=Path())
+    method = METHODS[key]
+    recipe = override(Recipe(), [f"method={key}", f"method.options={complete_options(key, method, {})}"])
+    torch.manual_seed(0)
+    return method.build(Ingredients(recipe, table, feature_dim=dim, output_dim=dim))
+
+
+@pytest.mark.parametrize("mode", ["full", "head"])
+@pytest.mark.parametrize("key", METHODS)
+def test_every_method_trains_through_the_loop(images: Path, tmp_path: Path, key: str, mode: str) -> None:
+    values = [
+        *QUICK,
+        f"method={key}",
+        f"mode={mode}",
+        *SMALL.get(key, []),
+        "steps=4",
+        "every=2",
+        "report=false",
+    ]
+    run = tmp_path / "run"
+    outcome = train(load_recipe(images, values), run)
+    losses = [row["loss"] for row in read_history(run) if "loss" in row]
+    assert len(losses) == 4
+    assert np.isfinite(losses).all()
+    assert not outcome.results["broken"]
+    start = create_model("glyphnet", embedding_dim=16, pretrained=False).state_dict()
+    moved = load_file(run / "last" / "model.safetensors")
+    assert not torch.equal(start["head.weight"], moved["head.weight"])
+
+
+@pytest.mark.parametrize("key", ["divide-and-conquer", "mic", "rankmi", "contrastive-with-memory"])
+def test_a_method_is_resumed_bit_for_bit(images: Path, tmp_path: Path, start: Start, key: str) -> None:
+    """Clusters, banks and the moments of an inner optimiser are state."""
+    values = [
+        *QUICK,
+        f"method={key}",
+        *SMALL.get(key, []),
+        "report=false",
+        "steps=24",
+        "every=8",
+        "save_every=1",
+    ]
+    whole, run = tmp_path / "whole", tmp_path / "killed"
+    train(load_recipe(images, values), whole)
+    process = start(["train", images, *values, "--run", run])
+    wait_for(lambda: steps_done(run) >= 9, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    train(load_recipe(run / "recipe.yaml"), run)
+    expected, resumed = tensors(whole), tensors(run)
+    assert expected.keys() == resumed.keys()
+    assert [name for name in expected if not torch.equal(expected[name], resumed[name])] == []
+
+
+@pytest.mark.parametrize("key", ["divide-and-conquer", "mic", "dcml-mdw", "rankmi"])
+def test_two_processes_equal_one(images: Path, tmp_path: Path, start: Start, key: str) -> None:
+    calm = [v for v in CALM if not v.startswith("temperature")]
+    values = [*calm, *named(key), "steps=8", "every=8", "report=false"]
+    curves = []
+    for count in (1, 2):
+        run = tmp_path / str(count)
+        process = start(["train", images, *values, f"run={run}"], processes=count)
+        _, talk = process.communicate(timeout=300)
+        assert process.returncode == 0, talk
+        curves.append([row["loss"] for row in read_history(run) if "loss" in row])
+    assert len(curves[0]) == 8
+    assert curves[0] == pytest.approx(curves[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("key", ["divide-and-conquer", "mic", "dcml-mdw"])
+def test_micro_batches_give_the_run_of_the_whole_batch(images: Path, tmp_path: Path, key: str) -> None:
+    calm = [v for v in CALM if not v.startswith("temperature")]
+    curves = []
+    for micro in ([], ["micro_batch=5"]):
+        run = tmp_path / str(len(micro))
+        values = [*calm, *named(key), "steps=6", "every=6", "report=false", *micro]
+        train(load_recipe(images, values), run)
+        curves.append([row["loss"] for row in read_history(run) if "loss" in row])
+    assert curves[0] == pytest.approx(curves[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(("values", "sentence"), [
+    (["method=divide-and-conquer"], "with 8 clusters needs at least 16 training classes of two images or "
+                                    "more, and stripes has 11 (88 images): give method.clusters=5 or fewer"),
+    (["method=divide-and-conquer", "method.clusters=5"], "embedding_dim 16 is not divisible by 5"),
+    (["method=mic"], "needs at least 2 clusters and 100 training images, and stripes has 88"),
+    (["method=dcml-mdw", "method.parts=3"], "model.embedding_dim 16 is not divisible by 3"),
+    (["method=softtriple", "method.centres=1"], "softtriple needs at least 2 centres"),
+    (["method=divide"], "unknown method 'divide': did you mean 'divide-and-conquer'"),
+    (["method=mic", "method.cluster=3"], "option of the method mic 'cluster': did you mean 'clusters'"),
+    (["method=mic", "method.clusters=many"], "method.clusters must be a whole number, not 'many'"),
+    (["method=mic", "loss=PNP-Ds"], "the method mic brings its own loss"),
+    (["loss=method"], "the recipe names no method"),
+    (["method=proxynca++", "micro_batch=4"], "micro_batch needs freeze_batch_norm=true"),
+    (["method=fastap", "super_categories=2"], "batch.super_categories needs data with categories"),
+], ids=lambda v: ",".join(v) if isinstance(v, list) else "")  # fmt: skip
+def test_what_a_method_cannot_use_is_refused_in_one_sentence(
+    images: Path, tmp_path: Path, values: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert command(["train", str(images), *QUICK, *values, "--run", str(run)]) == 2
+    said = capsys.readouterr().err.strip()
+    assert sentence in said
+    assert "\n" not in said
+    assert not run.exists()
+
+
+def test_a_method_brings_its_values_and_those_given_go_over_them() -> None:
+    from forerank.training.recipe import nested, recipe_from_dict
+
+    recipe = load_recipe("glyphs", ["lr=0.01", "method=proxynca++"])
+    assert (recipe.model.pooling, recipe.model.layer_norm, recipe.model.freeze_batch_norm) == (
+        "max",
+        True,
+        False,
+    )
+    o = recipe.optimiser
+    assert (o.lr, o.eps, o.loss_lr, o.clip_value, o.weight_decay) == (0.01, 1.0, 240.0, 10.0, 0.0)
+    assert recipe.loss.name == "method"
+    published = load_recipe("sop", ["method=mic", "method.settings=published", "epochs=2"])
+    assert (published.model.embedding_dim, published.schedule.milestones) == (128, (20, 35))
+    assert published.schedule.epochs == 2
+    # In a file the values of the file go over those of the method.
+    assert recipe_from_dict({"method": "proxynca++", "optimiser": {"lr": 1}}, "it").optimiser.lr == 1
+    assert recipe_from_dict(nested(recipe), "it") == recipe
+
+
+def test_fastap_takes_super_categories_where_the_data_has_them() -> None:
+    from forerank.training.prepare import complete_recipe, open_parts
+
+    recipe = load_recipe("glyphs", ["method=fastap"])
+    assert complete_recipe(recipe, open_parts(recipe)["train"], 1, "cpu").batch.super_categories == 2
+
+
+def test_the_list_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["methods"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{key} " in out for key in METHODS)
+    assert command(["methods", "rankmi"]) == 0
+    out = capsys.readouterr().out
+    assert "deviations:  a reconstruction" in out
+    assert "inner_steps=5" in out
+    assert command(["methods", "rank"]) == 2
