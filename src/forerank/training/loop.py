@@ -8,6 +8,7 @@ ends the same.
 
 import math
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -148,17 +149,27 @@ def take_step(a: Assembly, batch: Batch, step: int) -> float:
     only_head = step < recipe.optimiser.head_warmup
     a.set_training(only_head)
 
+    labels: list[torch.Tensor] = []
+    rows: list[torch.Tensor] = []
+
+    def first_reading() -> Iterator[torch.Tensor]:
+        for inputs, of_chunk, rows_of_chunk in batch.chunks:
+            labels.append(of_chunk)
+            rows.append(rows_of_chunk)
+            yield inputs
+
     def loss_of(embeddings: torch.Tensor) -> torch.Tensor:
         with torch.random.fork_rng(devices=[]):  # a loss that draws pairs draws the same in every process
             torch.manual_seed(hash_of(recipe.seed, step))
-            return joint_loss(a.loss, embeddings, torch.cat(batch.labels), torch.cat(batch.rows))
+            return joint_loss(a.loss, embeddings, torch.cat(labels), torch.cat(rows))
 
     a.optimiser.zero_grad(set_to_none=True)
     scale = a.scaler.get_scale()
     if batch.chunked:
-        loss = backward_in_chunks(a.encode, batch.first(), batch.second(), loss_of, processes.device, scale)
+        again = (inputs for inputs, _, _ in batch.again)
+        loss = backward_in_chunks(a.encode, first_reading(), again, loss_of, processes.device, scale)
     else:
-        loss = loss_of(a.encode(torch.cat(list(batch.first()))))
+        loss = loss_of(a.encode(torch.cat(list(first_reading()))))
         (loss * scale).backward()  # type: ignore[no-untyped-call]
     if not torch.isfinite(loss):  # the same in all processes: it is the loss of the joint batch
         return float(loss.detach())
