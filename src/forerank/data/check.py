@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from forerank.console import format_table, progress
-from forerank.data.decode import BadImageError, open_header, read_image
+from forerank.data.decode import BadImageError, bad_image_if_it_fails, open_header, read_image
 from forerank.data.table import SPLITS, Table
 from forerank.data.threads import map_in_threads
 
@@ -147,7 +147,7 @@ def check_table(
 
 def _look(file: Path, pixels: bool) -> _Seen:
     try:
-        with open_header(file) as image:
+        with bad_image_if_it_fails(str(file), "damaged"), open_header(file) as image:
             size, format_name = image.size, image.format or ""
             seen = _Seen(
                 bytes=file.stat().st_size,
@@ -166,14 +166,6 @@ def _look(file: Path, pixels: bool) -> _Seen:
         return seen
     except BadImageError as error:
         return _Seen(reason=error.reason, missing=not file.exists())
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-        TypeError,
-        EOFError,
-    ) as error:  # a damaged EXIF block, a lost disk
-        return _Seen(reason=f"damaged: {error}")
 
 
 def _is_rotated(image: Image.Image) -> bool:
