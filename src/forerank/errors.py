@@ -3,6 +3,7 @@
 import difflib
 import importlib
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 
 # Module a user may lack -> the extra of ours that installs it.
@@ -73,6 +74,26 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> InputError:
     guess = nearest(str(name), names)
     hint = f" did you mean {guess!r}?" if guess else ""
     return InputError(f"unknown {kind} {str(name)!r}:{hint} Valid: {', '.join(names)}.")
+
+
+def no_such_path(source: object) -> InputError | None:
+    """The error for a source that is written as a path and does not exist; None if it may be a name.
+
+    >>> raise no_such_path("nowhere/my_images") or InputError("a name")
+    Traceback (most recent call last):
+    forerank.errors.InputError: the folder nowhere/my_images does not exist
+    >>> no_such_path("glyphs") is None
+    True
+    """
+    text = str(source)
+    path = Path(text).expanduser()
+    if path.exists() or (path.name == text and not path.suffix):
+        return None
+    kind = "file" if path.suffix.lower() in (".csv", ".yaml", ".yml") else "folder"
+    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    guess = nearest(path.name, [name for name in beside if not name.startswith(".")])
+    hint = f": did you mean {str(Path(text).parent / guess)!r}?" if guess else ""
+    return InputError(f"the {kind} {text} does not exist{hint}")
 
 
 def require(module: str) -> ModuleType:

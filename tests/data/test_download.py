@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from forerank.data import download as module
+from forerank.data.data_set import Archive
 from forerank.data.download import DownloadError, download, download_data_set, unpack
-from forerank.data.registry import DATA_SETS, Archive
+from forerank.data.registry import DATA_SETS
 from forerank.errors import InputError
 
 CONTENT = bytes(range(256)) * 3000

@@ -10,7 +10,8 @@ import zipfile
 from pathlib import Path
 
 from forerank.console import progress_bar, say
-from forerank.data.registry import DATA_SETS, Archive
+from forerank.data.data_set import Archive
+from forerank.data.registry import DATA_SETS
 from forerank.errors import ForerankError, InputError, unknown
 from forerank.files import temporary_folder
 

@@ -10,7 +10,7 @@ from forerank.data import folder
 from forerank.data.cache import data_folder
 from forerank.data.registry import DATA_SETS
 from forerank.data.table import Table
-from forerank.errors import InputError, nearest, unknown
+from forerank.errors import InputError, nearest, no_such_path, unknown
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
@@ -20,7 +20,7 @@ def open_table(source: str | Path, root: str | Path | None = None, **options: An
 
     Args:
         source: a name of the registry ("glyphs", "sop", ...: see `forerank data list`), a folder (an official
-            layout is recognised, otherwise one sub-folder is a class), or a .csv file.
+            layout is recognised, otherwise there is one sub-folder per class), or a .csv file.
         root: where a named set lies, by default `$FORERANK_DATA/NAME`; for a CSV, where its paths start.
         options: of the reader, for instance `test="small"` (VehicleID) or `merged=3` (glyphs).
 
@@ -51,7 +51,7 @@ def open_table(source: str | Path, root: str | Path | None = None, **options: An
     else:
         guess = nearest(str(source), DATA_SETS)
         hint = f"; did you mean {guess!r}?" if guess else ""
-        raise InputError(
+        raise no_such_path(source) or InputError(
             f"{str(source)!r} is neither a data set ({', '.join(DATA_SETS)}) "
             f"nor a folder nor a CSV file{hint}"
         )

@@ -71,6 +71,8 @@ def train(recipe: Recipe, run: Path) -> Outcome:
                 build_loss(complete, classes=2, embedding_dim=8)  # a wrong name or argument is refused here
                 if processes.first:
                     refuse_other_run(run, complete)
+                    for note in parts["train"].notes:
+                        say(note)
                 if (run / RESULTS).exists():
                     return finished_outcome(run)
                 model = build_model(complete)  # weights that cannot be had are refused before any work
