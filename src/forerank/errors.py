@@ -29,14 +29,14 @@ EXTRAS = {
 
 
 class ForerankWarning(UserWarning):
-    """Something the user should know that does not stop the work."""
+    """Something that the user should know and that does not stop the work."""
 
 
 class ForerankError(Exception):
     """The work could not be done. The command line prints the sentence and exits with `exit_code`."""
 
     exit_code = 1
-    # With several processes, whether another one of them has said it; None: nobody asked.
+    # With several processes: whether another process prints it. None: this was not decided.
     said_elsewhere: bool | None = None
 
 
@@ -59,8 +59,8 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     'temperature'
     """
     by_folded = {v.casefold(): v for v in valid}
-    found = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
-    return by_folded[found[0]] if found else None
+    matches = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
+    return by_folded[matches[0]] if matches else None
 
 
 def unknown(kind: str, name: object, valid: Iterable[str]) -> InputError:

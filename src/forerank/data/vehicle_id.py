@@ -1,4 +1,4 @@
-"""VehicleID (PKU): vehicles seen by surveillance cameras, one class a vehicle."""
+"""VehicleID (PKU): vehicles seen by surveillance cameras, one class per vehicle."""
 
 from pathlib import Path
 from typing import Any
