@@ -150,7 +150,7 @@ def test_a_data_set_is_fetched_checked_unpacked(
     folder = download_data_set("cub", tmp_path / "sets" / "cub")
     assert (folder / "CUB_200_2011" / "images.txt").read_text() == "text"
     assert [p.name for p in (tmp_path / "sets").iterdir()] == ["cub"]
-    with pytest.raises(InputError, match="has no public address"):
+    with pytest.raises(InputError, match="cannot be downloaded without asking"):
         download_data_set("vehicle_id", tmp_path / "v")
 
 

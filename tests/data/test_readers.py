@@ -47,7 +47,7 @@ def test_sop(sop: Path) -> None:
 
 
 def test_sop_faults_are_named(sop: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no folder at .*nowhere"):
+    with pytest.raises(InputError, match=r"there is no folder .*nowhere"):
         open_table("sop", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"looked in .*empty for Ebay_train\.txt or Ebay_test\.txt"):
@@ -59,7 +59,7 @@ def test_sop_faults_are_named(sop: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"Ebay_test\.txt line 2 has 2 columns where 4 were expected"):
         open_table("sop", sop)
     (sop / "Ebay_test.txt").unlink()
-    with pytest.raises(InputError, match=r"no list file at .*Ebay_test\.txt"):
+    with pytest.raises(InputError, match=r"the list file .*Ebay_test\.txt does not exist"):
         open_table("sop", sop)
 
 
@@ -184,7 +184,7 @@ def test_cars196_from_the_devkit(tmp_path: Path) -> None:
     assert table.counts() == {"train": (2, 1), "test": (2, 1)}
     assert sorted(table.path[table.split == "train"]) == ["cars_test/00000.jpg", "cars_train/00000.jpg"]
     (tmp_path / "cars_test_annos_withlabels.mat").unlink()
-    with pytest.raises(InputError, match=r"no list file at .*cars_test_annos_withlabels"):
+    with pytest.raises(InputError, match=r"there is no list file .*cars_test_annos_withlabels"):
         open_table(tmp_path)
 
 
