@@ -1,5 +1,6 @@
-"""What a person sees while something runs: progress that vanishes when nobody watches, plain tables."""
+"""What a person sees while something runs: progress bars in terminals and notebooks, plain tables."""
 
+import importlib.util
 import json
 import re
 import sys
@@ -35,7 +36,7 @@ def is_text(name: str) -> bool:
 
 
 def progress(items: Iterable[T], title: str, total: int | None = None) -> Iterator[T]:
-    """Iterate with a progress bar on a terminal, silently elsewhere.
+    """Iterate with a progress bar on a terminal or in a notebook, silently elsewhere.
 
     >>> list(progress([1, 2, 3], "counting"))
     [1, 2, 3]
@@ -48,13 +49,26 @@ def progress(items: Iterable[T], title: str, total: int | None = None) -> Iterat
             advance(1)
 
 
+def in_notebook() -> bool:
+    """Whether this runs in a notebook that can show a moving bar, for which rich needs ipywidgets.
+
+    >>> in_notebook()
+    False
+    """
+    if "ipykernel" not in sys.modules or importlib.util.find_spec("ipywidgets") is None:
+        return False
+    from rich.console import Console
+
+    return Console().is_jupyter
+
+
 @contextmanager
 def progress_bar(title: str, total: int | None) -> Iterator[Any]:
     """A bar advanced by hand: ``with progress_bar("embedding", n) as advance: advance(64)``.
 
     ``advance(steps, note="loss 0.31")`` also shows a short note beside the bar.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() and not in_notebook():
         yield lambda steps=1, note="": None
         return
     from rich.console import Console

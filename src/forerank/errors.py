@@ -3,6 +3,7 @@
 import difflib
 import importlib
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 
 # Module a user may lack -> the extra of ours that installs it.
@@ -27,14 +28,14 @@ EXTRAS = {
 
 
 class ForerankWarning(UserWarning):
-    """Something the user should know that does not stop the work."""
+    """Something that the user should know and that does not stop the work."""
 
 
 class ForerankError(Exception):
     """The work could not be done. The command line prints the sentence and exits with `exit_code`."""
 
     exit_code = 1
-    # With several processes, whether another one of them has said it; None: nobody asked.
+    # With several processes: whether another process prints it. None: this was not decided.
     said_elsewhere: bool | None = None
 
 
@@ -57,8 +58,8 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     'temperature'
     """
     by_folded = {v.casefold(): v for v in valid}
-    found = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
-    return by_folded[found[0]] if found else None
+    matches = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
+    return by_folded[matches[0]] if matches else None
 
 
 def unknown(kind: str, name: object, valid: Iterable[str]) -> InputError:
@@ -72,6 +73,26 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> InputError:
     guess = nearest(str(name), names)
     hint = f" did you mean {guess!r}?" if guess else ""
     return InputError(f"unknown {kind} {str(name)!r}:{hint} Valid: {', '.join(names)}.")
+
+
+def no_such_path(source: object) -> InputError | None:
+    """The error for a source that is written as a path and does not exist; None if it may be a name.
+
+    >>> raise no_such_path("nowhere/my_images") or InputError("a name")
+    Traceback (most recent call last):
+    forerank.errors.InputError: the folder nowhere/my_images does not exist
+    >>> no_such_path("glyphs") is None
+    True
+    """
+    text = str(source)
+    path = Path(text).expanduser()
+    if path.exists() or (path.name == text and not path.suffix):
+        return None
+    kind = "file" if path.suffix.lower() in (".csv", ".yaml", ".yml") else "folder"
+    beside = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    guess = nearest(path.name, [name for name in beside if not name.startswith(".")])
+    hint = f": did you mean {str(Path(text).parent / guess)!r}?" if guess else ""
+    return InputError(f"the {kind} {text} does not exist{hint}")
 
 
 def require(module: str) -> ModuleType:

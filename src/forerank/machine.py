@@ -12,7 +12,7 @@ from forerank.errors import EXTRAS, InputError
 # Packages whose versions belong in every report.
 _CORE = ("torch", "numpy", "numba", "pillow", "matplotlib", "safetensors")
 
-# What each extra is for, in the words of somebody who wonders whether to install it.
+# What each extra is for, shown by `forerank doctor`.
 PURPOSES = {
     "baselines": "losses of pytorch-metric-learning under the same protocol",
     "search": "forerank index and search (faiss)",
@@ -44,9 +44,8 @@ def versions() -> dict[str, str]:
     >>> sorted(versions())[:2]
     ['forerank', 'matplotlib']
     """
-    found = {"forerank": __version__, "python": platform.python_version()}
-    found.update({name: v for name in _CORE if (v := installed_version(name))})
-    return found
+    packages = {name: v for name in _CORE if (v := installed_version(name))}
+    return {"forerank": __version__, "python": platform.python_version(), **packages}
 
 
 def missing_extras() -> dict[str, list[str]]:
@@ -108,7 +107,7 @@ def _device_fault(name: str) -> str | None:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether products in bfloat16 have instructions of their own on this processor."""
+    """Whether this processor has instructions for bfloat16 products."""
     import torch
 
     check = getattr(torch.cpu, "_is_avx512_bf16_supported", None)

@@ -135,7 +135,7 @@ def test_an_interrupt_while_modules_are_loaded_is_one_calm_line(
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
     assert said == "forerank: interrupted" + (
-        "; the same command takes up where it left off\n" * resumes or "\n"
+        "; the same command continues where it stopped\n" * resumes or "\n"
     )
 
 

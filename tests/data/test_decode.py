@@ -1,6 +1,5 @@
 """Every kind of picture: read right, or refused by name."""
 
-import contextlib
 import io
 import pickle
 import struct
@@ -10,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
-from forerank.data import BadImageError, read_image
+from forerank.data import BadImageError, Table, check_table, read_image
+from forerank.data.decode import known_formats
 from forerank.errors import InputError
 
 RED = (200, 30, 40)
@@ -122,18 +123,85 @@ def test_truncated_files_are_refused_by_name(tmp_path: Path, ending: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's own, about the damage
-def test_damaged_bytes_never_escape_as_another_error(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    noise = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    for ending in ("jpg", "png", "gif", "webp", "tiff", "bmp"):
-        Image.fromarray(noise).save(tmp_path / f"x.{ending}")
-        whole = bytearray((tmp_path / f"x.{ending}").read_bytes())
-        for _ in range(60):
-            hurt = bytearray(whole)
-            for place in rng.integers(0, min(len(hurt), 400), 6):
-                hurt[place] = rng.integers(256)
-            with contextlib.suppress(BadImageError):  # anything else fails the test
-                read_image(bytes(hurt))
+def encoded(kind: str) -> bytes:
+    """A small photograph-like picture as a file of this format, as Pillow writes it."""
+    noise = np.random.default_rng(5).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise).resize((40, 30), Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    options = {"exif": exif} if kind in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF", "HEIF", "MPO") else {}
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    """The file with some bytes changed, cut off, removed or repeated, more often near its beginning."""
+    spoiled = bytearray(data)
+    for _ in range(int(rng.integers(1, 6))):
+        reach = len(spoiled) if rng.random() < 0.5 else min(len(spoiled), 200)
+        at, length = int(rng.integers(reach)), int(rng.integers(1, 9))
+        match int(rng.integers(5)):
+            case 0:
+                spoiled[at : at + length] = rng.bytes(length)
+            case 1:
+                spoiled[at] ^= 1 << int(rng.integers(8))
+            case 2:
+                del spoiled[at : at + length]
+            case 3:
+                spoiled[at:at] = spoiled[at : at + length]
+            case _:
+                spoiled[at : at + length] = b"\xff" * length
+        if len(spoiled) < 2 or (rng.random() < 0.1 and len(spoiled) > 20):
+            return bytes(spoiled[: len(spoiled) // 2])
+    return bytes(spoiled)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", known_formats())
+def test_a_damaged_file_is_decoded_or_refused_and_nothing_else(kind: str, tmp_path: Path) -> None:
+    data = encoded(kind)
+    read_image(data)
+    rng = np.random.default_rng([6, *kind.encode()])
+    refused = 0
+    for number in range(500):
+        spoiled = mutated(data, rng)
+        try:
+            picture = read_image(spoiled, channels=1 + 2 * (number % 2), shrink_to=8 if number % 3 else None)
+            assert picture.mode == ("RGB" if number % 2 else "L")
+        except BadImageError:  # any other error fails the test
+            refused += 1
+        if number < 20:  # the same for what `forerank data check` asks of a file
+            (tmp_path / "file").write_bytes(spoiled)
+            check_table(Table(["file"], ["a"], ["train"], root=tmp_path), pixels=True)
+    assert refused > 10  # the mutations do damage
+
+
+def test_the_runtime_errors_of_a_damaged_avif_are_bad_images() -> None:
+    data, rng = encoded("AVIF"), np.random.default_rng(7)
+    raised = 0
+    for spoiled in (mutated(data, rng) for _ in range(400)):
+        try:
+            Image.open(io.BytesIO(spoiled), formats=["AVIF"]).load()
+        except RuntimeError:
+            raised += 1
+            with pytest.raises(BadImageError, match=r"(damaged|cannot be opened) \(.+\)"):
+                read_image(spoiled)
+        except (OSError, SyntaxError, ValueError):
+            pass
+    assert raised > 3
+
+
+@pytest.mark.parametrize("raised", [RuntimeError, OverflowError, struct.error, ZeroDivisionError])
+def test_any_error_of_a_decoder_is_a_bad_image(
+    raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Image.Image) -> None:
+        raise raised("first line\nsecond")
+
+    monkeypatch.setattr(PngImageFile, "load", fail)
+    with pytest.raises(BadImageError, match=r"damaged \(first line second\)"):
+        read_image(encoded("PNG"))
 
 
 def test_not_an_image_empty_missing_folder(tmp_path: Path) -> None:

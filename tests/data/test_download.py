@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from forerank.data import download as module
+from forerank.data.data_set import Archive
 from forerank.data.download import DownloadError, download, download_data_set, unpack
-from forerank.data.registry import DATA_SETS, Archive
+from forerank.data.registry import DATA_SETS
 from forerank.errors import InputError
 
 CONTENT = bytes(range(256)) * 3000
@@ -149,7 +150,7 @@ def test_a_data_set_is_fetched_checked_unpacked(
     folder = download_data_set("cub", tmp_path / "sets" / "cub")
     assert (folder / "CUB_200_2011" / "images.txt").read_text() == "text"
     assert [p.name for p in (tmp_path / "sets").iterdir()] == ["cub"]
-    with pytest.raises(InputError, match="has no public address"):
+    with pytest.raises(InputError, match="cannot be downloaded without asking"):
         download_data_set("vehicle_id", tmp_path / "v")
 
 

@@ -1,9 +1,14 @@
 """One rule for which files beneath a folder are images."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from forerank.data import check_table, open_table, read_image
 from forerank.data.image_files import find_images, image_files, scan_folder
 from forerank.errors import InputError
 from forerank.models import create_model, embed_files
@@ -59,3 +64,39 @@ def test_a_folder_without_images_says_what_is_in_it_instead(tmp_path: Path) -> N
         find_images(tmp_path)
     with pytest.raises(InputError, match="there is no file or folder"):
         find_images(tmp_path / "nope")
+
+
+WITHOUT_HEIF = """
+import sys
+sys.modules["pillow_heif"] = None  # as if it were not installed
+from forerank.cli import run
+sys.exit(run(["data", "check", sys.argv[1]]))
+"""
+
+
+def test_heic_photographs_are_read_with_the_extra_and_named_without(class_folder: Path) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pixels = np.zeros((64, 96, 3), np.uint8)
+    pixels[:, :48] = (200, 30, 40)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored lying on its side, as telephones do
+    file = class_folder / "class0" / "IMG_0001.HEIC"
+    pillow_heif.from_pillow(Image.fromarray(pixels)).save(file, quality=90, exif=exif.tobytes())
+
+    table = open_table(class_folder)
+    assert "class0/IMG_0001.HEIC" in table.path
+    assert not table.notes
+    picture = np.asarray(read_image(file)).astype(int)
+    assert picture.shape == (96, 64, 3)
+    assert abs(picture[10, 32] - (200, 30, 40)).max() < 12
+    assert picture[86, 32].max() < 12
+    assert check_table(table, pixels=True).problems == 0
+
+    checked = subprocess.run(
+        [sys.executable, "-c", WITHOUT_HEIF, str(class_folder)], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
+    assert (
+        "1 HEIC file was left out (the first is class0/IMG_0001.HEIC): "
+        "they are read after: pip install 'forerank[heic]'" in checked.stdout
+    )

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forerank.cli import run
 from forerank.data import open_table
 from forerank.data.open import source_name
 from forerank.data.registry import DATA_SETS
 from forerank.errors import InputError
+from forerank.search.images import list_images
 
 
 def put(file: Path, text: str) -> None:
@@ -45,7 +47,7 @@ def test_sop(sop: Path) -> None:
 
 
 def test_sop_faults_are_named(sop: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no folder at .*nowhere"):
+    with pytest.raises(InputError, match=r"there is no folder .*nowhere"):
         open_table("sop", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"looked in .*empty for Ebay_train\.txt or Ebay_test\.txt"):
@@ -57,7 +59,7 @@ def test_sop_faults_are_named(sop: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"Ebay_test\.txt line 2 has 2 columns where 4 were expected"):
         open_table("sop", sop)
     (sop / "Ebay_test.txt").unlink()
-    with pytest.raises(InputError, match=r"no list file at .*Ebay_test\.txt"):
+    with pytest.raises(InputError, match=r"the list file .*Ebay_test\.txt does not exist"):
         open_table("sop", sop)
 
 
@@ -182,7 +184,7 @@ def test_cars196_from_the_devkit(tmp_path: Path) -> None:
     assert table.counts() == {"train": (2, 1), "test": (2, 1)}
     assert sorted(table.path[table.split == "train"]) == ["cars_test/00000.jpg", "cars_train/00000.jpg"]
     (tmp_path / "cars_test_annos_withlabels.mat").unlink()
-    with pytest.raises(InputError, match=r"no list file at .*cars_test_annos_withlabels"):
+    with pytest.raises(InputError, match=r"there is no list file .*cars_test_annos_withlabels"):
         open_table(tmp_path)
 
 
@@ -274,3 +276,65 @@ def test_names_are_helped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setenv("FORERANK_DATA", str(tmp_path))
     with pytest.raises(InputError, match=r"cub was looked for in .*cub and is not there"):
         open_table("cub")
+
+
+def test_sop_is_also_read_as_the_authors_of_the_paper_keep_it(sop: Path, tmp_path: Path) -> None:
+    official = open_table("sop", sop)
+    theirs = tmp_path / "online_products"
+    for name in ("Ebay_train.txt", "Ebay_test.txt"):
+        put(theirs / "Info_Files" / name, (sop / name).read_text())
+    (theirs / "images").mkdir()
+    for folder in (theirs, theirs.parent / "around"):
+        if folder != theirs:
+            folder.mkdir()
+            theirs.rename(folder / "online_products")
+        table = open_table("sop", folder)
+        assert table.path.tolist() == [f"images/{path}" for path in official.path]
+        for column in ("label", "split", "category"):
+            assert (getattr(table, column) == getattr(official, column)).all()
+    assert source_name(folder / "online_products") == "sop"
+
+
+def test_what_is_left_out_of_a_folder_is_named(class_folder: Path, image: Any) -> None:
+    image(class_folder / "loose.png", 99)
+    (class_folder / "class0" / "film.mp4").write_bytes(b"x")
+    table = open_table(class_folder)
+    assert table.counts() == {"train": (18, 6)}
+    assert table.notes == (
+        "1 video file was left out (the first is class0/film.mp4): take single pictures out of them, "
+        "for instance with ffmpeg",
+        "1 image lies outside every class folder and was left out (the first is loose.png): "
+        "move them into a sub-folder of their class",
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("./nope", "the folder ./nope does not exist"),
+        ("~/nope/deep", "the folder ~/nope/deep does not exist"),
+        ("./x.csv", "the file ./x.csv does not exist"),
+        ("./thigns", "the folder ./thigns does not exist: did you mean 'things'?"),
+    ],
+)
+def test_a_path_that_does_not_exist_is_called_that_by_every_command(
+    source: str, said: str, class_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(class_folder.parent)
+    for words in (
+        ["train", source],
+        ["data", "check", source],
+        ["data", "export", source, "out.csv"],
+        ["index", "glyphnet", source, "-o", "index"],
+    ):
+        assert run(words) == 2
+        assert capsys.readouterr().err == f"forerank: {said}\n"
+
+
+def test_an_index_holds_loose_images_too(class_folder: Path, image: Any, capsys: Any) -> None:
+    image(class_folder / "loose.png", 99)
+    (class_folder / "class0" / "film.mp4").write_bytes(b"x")
+    images = list_images(class_folder)
+    assert dict(zip(images.paths, images.labels, strict=True))["loose.png"] == ""
+    assert len(images.paths) == 19
+    assert "1 video file was left out" in capsys.readouterr().err

@@ -21,24 +21,36 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "calibrate": (
         "forerank.cli.calibrate:calibrate",
-        "Choose the similarity from which on a match is trusted.",
+        "Choose the similarity above which a match is trusted.",
     ),
-    "data": ("forerank.cli.data:app", "Data sets: list them, look at one, check every image, download."),
-    "demo": ("forerank.cli.demo:demo", "The main job on embedded data, in about a minute: start here."),
-    "doctor": ("forerank.cli.doctor:doctor", "What this machine has, what is missing and how to get it."),
+    "data": ("forerank.cli.data:app", "Data sets: list them, show one, check every image, download, export."),
+    "demo": (
+        "forerank.cli.demo:demo",
+        "Start here: the main job on data that comes with Forerank, in about a minute.",
+    ),
+    "doctor": (
+        "forerank.cli.doctor:doctor",
+        "Show what this machine has, what is missing and how to get it.",
+    ),
     "duplicates": ("forerank.cli.duplicates:duplicates", "List near-identical images of an index."),
     "embed": ("forerank.cli.embed:embed", "Turn pictures into vectors with a run, a model or a backbone."),
     "evaluate": (
         "forerank.cli.evaluate:evaluate",
-        "Retrieval figures of a run, or of your own vectors and labels.",
+        "Measure the retrieval of a run, or of your own vectors and labels.",
     ),
     "export": ("forerank.cli.export:export", "Write a model as ONNX, checked against torch."),
     "index": ("forerank.cli.index:index", "Embed images into an index that can be searched."),
     "losses": ("forerank.cli.losses:app", "List or describe the losses; plot one from its derivative."),
     "methods": ("forerank.cli.methods:methods", "List the methods to train with: paper and deviations."),
-    "models": ("forerank.cli.models:app", "The backbones that a string can name."),
-    "paper": ("forerank.cli.paper:app", "The paper's tables and figures by name, published beside measured."),
-    "recipe": ("forerank.cli.recipe:app", "The recipes that come with Forerank; every value of one."),
+    "models": ("forerank.cli.models:app", "List the backbones and their names."),
+    "paper": (
+        "forerank.cli.paper:app",
+        "Repeat the paper's tables and figures beside the published numbers.",
+    ),
+    "recipe": (
+        "forerank.cli.recipe:app",
+        "List the recipes that come with Forerank; show every value of one.",
+    ),
     "search": ("forerank.cli.search:search", "Find the images of an index nearest to a picture."),
     "serve": ("forerank.cli.serve:serve", "Open the search page of an index."),
     "train": ("forerank.cli.train:train", "Train on a folder of images or by a recipe; resume a run."),
@@ -91,7 +103,7 @@ def run(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        # A full disk, a folder that may not be written to: the person's to mend, not ours.
+        # A full disk or a folder that may not be written to: the user can repair this, we cannot.
         where = f": {error.filename}" if error.filename else ""
         print(f"forerank: {error.strerror or error}{where}", file=sys.stderr)
         return 1
@@ -123,7 +135,7 @@ def _refuse_unknown_part(app: "App", words: list[str]) -> None:
 
 def _interrupted(words: list[str]) -> str:
     resumes = bool(words) and words[0] in _RESUMING
-    return "forerank: interrupted" + ("; the same command takes up where it left off" if resumes else "")
+    return "forerank: interrupted" + ("; the same command continues where it stopped" if resumes else "")
 
 
 def _on_interrupt(signal_number: int, frame: FrameType | None) -> None:

@@ -12,7 +12,7 @@ from forerank.errors import InputError, unknown
 
 app = App(
     name="data",
-    help="Data sets: list them, look at one, check every image, download.",
+    help="Data sets: list them, show one, check every image, download, export.",
     help_epilogue="Examples: forerank data check ./my_images    forerank data show sop",
 )
 
@@ -20,7 +20,10 @@ Option = Annotated[
     Sequence[str],
     Parameter(name="--option", negative=(), help="KEY=VALUE for the reader, for instance test=small."),
 ]
-Root = Annotated[Path | None, Parameter(help="Folder of a named set; for a CSV, where its paths start.")]
+Root = Annotated[
+    Path | None,
+    Parameter(help="The folder of a named set; for a CSV file, the folder that its paths start from."),
+]
 Json = Annotated[bool, Parameter(negative=(), help="Print JSON.")]
 
 
@@ -43,7 +46,7 @@ def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
 
 @app.command(name="list")
 def list_sets(*, json: Json = False) -> None:
-    """The data sets known by name."""
+    """List the data sets that are known by name."""
     from forerank.data.registry import DATA_SETS
 
     if json:
@@ -53,17 +56,17 @@ def list_sets(*, json: Json = False) -> None:
         return
     rows = []
     for name, entry in DATA_SETS.items():
-        counts = next(iter(entry.published_counts({}).values()))
-        get = "drawn here" if name == "glyphs" else "download" if entry.archives else "on request"
+        counts = next(iter(entry.published_counts({}).values()), {})
+        get = "drawn on this machine" if name == "glyphs" else "download" if entry.archives else "on request"
         images, classes = (sum(c[i] for c in counts.values()) for i in (0, 1))
         rows.append([name, f"{images:,}", f"{classes:,}", get, entry.title])
     print(format_table(["name", "images", "classes", "how to get it", "what"], rows))
-    say("\nAlso: any folder with one sub-folder a class, any CSV with path and label.")
+    say("\nYou can also use a folder with one sub-folder per class, or a CSV file with path and label.")
 
 
 @app.command
 def show(name: str, *, json: Json = False) -> None:
-    """What a named data set is, how it is split, and the exact steps to get it."""
+    """Show what a named data set is, how it is split, and the exact steps to get it."""
     from forerank.data.cache import data_folder
     from forerank.data.registry import DATA_SETS
 
@@ -95,7 +98,7 @@ def show(name: str, *, json: Json = False) -> None:
     for step in entry.steps:
         print(f"- {step}")
     if name != "glyphs":
-        print(f"- forerank looks in {data_folder() / name}; or name the folder with --root")
+        print(f"- forerank looks for it in {data_folder() / name}; or give its folder with --root")
 
 
 @app.command
@@ -108,7 +111,7 @@ def check(
     labels, a file listed twice.
 
     Args:
-        source: Name, folder or CSV.
+        source: A name of `forerank data list`, a folder, or a CSV file.
         pixels: Decode every image too, and compare pictures by their pixels.
     """
     from forerank.data.check import check_table
@@ -131,10 +134,10 @@ def check(
 def download(name: str, *, to: Path | None = None, keep_archive: bool = False) -> None:
     """Download a data set that has a public address, check it, unpack it into a new folder.
 
-    An interrupted download goes on where it stopped. Nothing that exists is overwritten.
+    An interrupted download continues where it stopped. Nothing that exists is overwritten.
 
     Args:
-        to: Folder to make; by default where `forerank` looks for the set.
+        to: The folder to create; by default the one where `forerank` looks for the set.
         keep_archive: Keep the archive after unpacking.
     """
     from forerank.data.cache import data_folder
@@ -148,9 +151,9 @@ def export(source: str, file: Path, *, root: Root = None, option: Option = (), o
     """Write a data set's table as CSV (path, label, split, is_query, is_gallery, ...).
 
     Args:
-        source: Name, folder or CSV.
+        source: A name of `forerank data list`, a folder, or a CSV file.
         file: The CSV to write; an existing file is not overwritten.
-        oml: Exactly as open-metric-learning wants it.
+        oml: Write exactly the format that open-metric-learning expects.
     """
     from forerank.data.open import open_table
 
@@ -158,4 +161,4 @@ def export(source: str, file: Path, *, root: Root = None, option: Option = (), o
         raise InputError(f"{file} exists already and will not be overwritten")
     table = open_table(source, root, **parse_options(option))
     table.write_csv(file, oml=oml)
-    say(f"{len(table):,} rows; their paths start from {table.root}")
+    say(f"wrote {len(table):,} rows; their paths start from {table.root}")

@@ -7,14 +7,14 @@ from forerank.console import print_json, say
 
 
 def demo(*, run: Path = Path("runs/demo"), json: bool = False) -> None:
-    """The main job in about a minute: train PNP-Dq on embedded characters, measure it on unseen ones.
+    """See the main job in about a minute: train PNP-Dq on images of characters, measure it on unseen ones.
 
     Example: forerank demo --run runs/demo
 
     Parameters
     ----------
     run:
-        Folder to write. A demo that was interrupted there is taken up; one that has ended is done again.
+        Folder to write. A demo that was interrupted there is continued; one that has ended is run again.
     json:
         Print the results as JSON.
     """
@@ -33,6 +33,6 @@ def demo(*, run: Path = Path("runs/demo"), json: bool = False) -> None:
     print(outcome)
     print(f"\n{time.perf_counter() - began:.0f} s. Open {outcome.results['report']} in a browser.")
     print("Try next:")
-    print("  forerank train ./my_images              your own images, one sub-folder a class")
+    print("  forerank train ./my_images              your own images, one sub-folder per class")
     print("  forerank train glyphs loss=PNP-Ds       another loss: forerank losses")
     print(f"  forerank index {run} IMAGES -o INDEX    search with it, then: forerank serve INDEX")

@@ -14,29 +14,29 @@ def doctor(*, json: bool = False) -> None:
     json
         Print one JSON document for machines.
     """
-    found = describe()
+    machine = describe()
     if json:
-        print_json(found)
+        print_json(machine)
         return
-    facts = [*found["versions"].items()]
+    facts = [*machine["versions"].items()]
     facts += [
-        ("platform", found["platform"]),
-        ("device", f"{found['device']} ({found['device_name']}, {found['devices']} device(s))"),
-        ("cores / torch threads", f"{found['cores']} / {found['threads']}"),
-        ("memory", f"{found['memory_gib']} GiB"),
-        ("bf16 instructions", "yes" if found["bf16_instructions"] else "no"),
+        ("platform", machine["platform"]),
+        ("device", f"{machine['device']} ({machine['device_name']}, {machine['devices']} device(s))"),
+        ("cores / torch threads", f"{machine['cores']} / {machine['threads']}"),
+        ("memory", f"{machine['memory_gib']} GiB"),
+        ("bf16 instructions", "yes" if machine["bf16_instructions"] else "no"),
     ]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         print(f"{name.ljust(width)}  {value}")
     rows = [
         [extra, "yes" if part["installed"] else "no", part["purpose"]]
-        for extra, part in found["extras"].items()
+        for extra, part in machine["extras"].items()
     ]
     print()
-    print(format_table(["optional part", "here", "for"], rows))
-    lacking = [extra for extra, part in found["extras"].items() if not part["installed"]]
-    if lacking:
-        print(f"\nTo add what is missing: pip install 'forerank[{','.join(lacking)}]'")
+    print(format_table(["optional part", "installed", "purpose"], rows))
+    missing = [extra for extra, part in machine["extras"].items() if not part["installed"]]
+    if missing:
+        print(f"\nTo add what is missing: pip install 'forerank[{','.join(missing)}]'")
     else:
         print("\nEvery optional part is installed.")

@@ -19,7 +19,7 @@ def embed(
     on_bad: str = "refuse",
     json: bool = False,
 ) -> None:
-    """Embed pictures: write their vectors (N, D) as .npy, and their paths, one a line, beside it as .txt.
+    """Embed pictures: write their vectors (N, D) as .npy, and their paths, one per line, beside it as .txt.
 
     Example: forerank embed runs/birds ./photos -o vectors.npy
 

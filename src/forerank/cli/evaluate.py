@@ -45,7 +45,7 @@ def evaluate(
     embeddings
         Matrix (images, dimensions) in a .npy file; it stays on disk.
     labels
-        A .csv with a column `label` (also is_query, is_gallery, sequence), or one label a line.
+        A .csv with a column `label` (also is_query, is_gallery, sequence), or one label per line.
     ks
         Recall at these; default the recipe's or 1, 10, 100, 1000, as far as the gallery goes.
     nmi

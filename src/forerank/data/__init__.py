@@ -1,6 +1,7 @@
 """Images on disk -> a table -> labelled batches."""
 
 from forerank.data.check import Check, check_table
+from forerank.data.data_set import DataSet
 from forerank.data.dataset import ImageDataset, collate
 from forerank.data.decode import BadImageError, read_image
 from forerank.data.open import open_table
@@ -15,6 +16,7 @@ __all__ = [
     "BadImageError",
     "Check",
     "ClassBalancedSampler",
+    "DataSet",
     "ImageDataset",
     "Preprocessing",
     "Table",

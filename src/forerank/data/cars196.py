@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from forerank.data.data_set import Archive, DataSet
 from forerank.data.image_files import image_files
 from forerank.data.lists import find_root
 from forerank.data.table import Table
@@ -46,7 +47,9 @@ def read(root: Path, *, boxes: bool = False) -> Table:
             # The copy with the labels of the test images lies beside devkit/ in the official downloads.
             places = [p for p in (root / "devkit" / name, root / name) if p.is_file()]
             if not places:
-                raise InputError(f"{TITLE}: no list file at {root / 'devkit' / name} (nor at {root / name})")
+                raise InputError(
+                    f"{TITLE}: there is no list file {root / 'devkit' / name} (nor {root / name})"
+                )
             rows += _annotations(places[0], "fname", f"{folder}/")
     else:
         if boxes:
@@ -98,3 +101,15 @@ def _read_folders(root: Path) -> Table:
         root=root,
         name="cars196",
     )
+
+
+DATA_SET = DataSet(
+    title="Cars196 (Stanford Cars)",
+    read=read,
+    recognise=recognise,
+    published={"paper": {"train": (8_054, 98), "test": (8_131, 98)}},
+    home="https://ai.stanford.edu/~jkrause/cars/car_dataset.html",
+    archives=(Archive("http://ftp.cs.stanford.edu/cs/cvgl/CARS196.zip"),),
+    steps=("Any copy will do: cars_annos.mat beside car_ims/, or devkit/, or one folder per car model.",),
+    options={"boxes": "true cuts every object out by its bounding box"},
+)

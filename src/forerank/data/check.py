@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from forerank.console import format_table, progress
-from forerank.data.decode import BadImageError, open_header, read_image
+from forerank.data.decode import BadImageError, bad_image_if_it_fails, open_header, read_image
 from forerank.data.table import SPLITS, Table
 from forerank.data.threads import map_in_threads
 
@@ -49,7 +49,7 @@ class Check:
     listed_twice: list[str] = field(default_factory=list)
     repeated: int = 0  # further copies of a picture within its class and split
     shared_classes: list[str] = field(default_factory=list)  # in train and in test
-    look_alike_labels: list[list[str]] = field(default_factory=list)  # differ by case or spaces alone
+    look_alike_labels: list[list[str]] = field(default_factory=list)  # differ only in case or spaces
     small_classes: dict[str, list[str]] = field(default_factory=dict)  # split -> classes of one image
     queries_without_positive: int = 0
     formats: dict[str, int] = field(default_factory=dict)
@@ -104,7 +104,7 @@ def check_table(
         published: source -> split -> (images, classes) to show beside the counts.
         pixels: decode every image too (finds truncated files), and compare pictures by their pixels instead
             of their bytes.
-        workers: threads; by default one a core, and at least four because reading waits for the disk.
+        workers: threads; by default one per core, and at least four because reading waits for the disk.
 
     >>> import tempfile; from PIL import Image
     >>> folder = Path(tempfile.mkdtemp())
@@ -147,7 +147,7 @@ def check_table(
 
 def _look(file: Path, pixels: bool) -> _Seen:
     try:
-        with open_header(file) as image:
+        with bad_image_if_it_fails(str(file), "damaged"), open_header(file) as image:
             size, format_name = image.size, image.format or ""
             seen = _Seen(
                 bytes=file.stat().st_size,
@@ -166,14 +166,6 @@ def _look(file: Path, pixels: bool) -> _Seen:
         return seen
     except BadImageError as error:
         return _Seen(reason=error.reason, missing=not file.exists())
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-        TypeError,
-        EOFError,
-    ) as error:  # a damaged EXIF block, a lost disk
-        return _Seen(reason=f"damaged: {error}")
 
 
 def _is_rotated(image: Image.Image) -> bool:
@@ -278,18 +270,24 @@ def _as_text(c: Check, limit: int = 10) -> str:
     names("LISTED TWICE", c.listed_twice)
     if c.repeated:
         lines.append(f"copies of a picture within its class: {c.repeated:,}")
-    names("classes in both train and test (fine only if you do not test on unseen classes)", c.shared_classes)
-    names("labels that differ by case or spaces alone", [" | ".join(group) for group in c.look_alike_labels])
+    names(
+        "classes in both train and test (this is right only if you do not test on unseen classes)",
+        c.shared_classes,
+    )
+    names(
+        "labels that differ only in upper and lower case or in spaces",
+        [" | ".join(group) for group in c.look_alike_labels],
+    )
     for split, single in c.small_classes.items():
         names(f"{split} classes of a single image, which have no positive", single)
     if c.queries_without_positive:
-        lines.append(f"queries with nothing to find in the gallery: {c.queries_without_positive:,}")
+        lines.append(f"queries without a positive in the gallery: {c.queries_without_positive:,}")
     lines.append(f"formats: {_counted(c.formats)}; modes: {_counted(c.modes)}")
     lines.append(f"sizes: {c.smallest[0]} x {c.smallest[1]} to {c.largest[0]} x {c.largest[1]} (by area)")
     for number, what in (
-        (c.wrong_ending, "files whose ending is not their format (read by content)"),
+        (c.wrong_ending, "files whose ending does not fit their format (they are read by content)"),
         (c.rotated, "images with an EXIF rotation (applied when read)"),
-        (c.animated, "animations (the first picture is read)"),
+        (c.animated, "animations (only the first picture is read)"),
     ):
         if number:
             lines.append(f"{what}: {number:,}")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from forerank.data.data_set import Archive, DataSet
 from forerank.data.image_files import image_files
 from forerank.data.lists import find_root, read_rows
 from forerank.data.table import Table
@@ -59,3 +60,20 @@ def read(root: Path, *, boxes: bool = False) -> Table:
         root=root,
         name="cub",
     )
+
+
+DATA_SET = DataSet(
+    title="CUB-200-2011 (birds)",
+    read=read,
+    recognise=recognise,
+    published={"paper": {"train": (5_864, 100), "test": (5_924, 100)}},
+    home="https://data.caltech.edu/records/65de6-vp158",
+    archives=(
+        Archive(
+            "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+            md5="97eceeb196236b17998738112f37df78",
+            size=1_150_585_339,
+        ),
+    ),
+    options={"boxes": "true cuts every object out by its bounding box"},
+)

@@ -3,7 +3,8 @@
 import importlib.util
 import io
 import stat
-import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -79,36 +80,48 @@ def name_of(source: ImageSource) -> str:
     return "the given array" if isinstance(source, np.ndarray) else str(source)
 
 
-def open_header(source: "str | Path | bytes", max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Open a file and read no more than its header: format, mode and size are known afterwards."""
-    name = name_of(source)
+@contextmanager
+def bad_image_if_it_fails(name: str, doing: str) -> Iterator[None]:
+    """Turn whatever a decoder raises into `BadImageError`.
+
+    Decoders of damaged files raise errors of every type: AVIF a RuntimeError, others OSError, ValueError,
+    SyntaxError, OverflowError, struct.error, IndexError and more. None of them is worth a traceback.
+    """
     try:
-        if not isinstance(source, bytes) and not stat.S_ISREG(Path(source).stat().st_mode):
-            raise BadImageError(name, "cannot be opened (not a file)")  # a pipe would wait for ever
-        image = Image.open(
-            io.BytesIO(source) if isinstance(source, bytes) else source, formats=known_formats()
-        )
+        yield
     except BadImageError:
         raise
     except FileNotFoundError:
         raise BadImageError(name, "no such file") from None
-    except UnidentifiedImageError:
-        size = len(source) if isinstance(source, bytes) else Path(source).stat().st_size
-        raise BadImageError(
-            name, "the file is empty" if size == 0 else "not an image in a known format"
-        ) from None
     except Image.DecompressionBombError:
-        raise BadImageError(
-            name, f"more than {max_pixels:,} pixels, refused as a decompression bomb"
-        ) from None
-    except (OSError, ValueError, SyntaxError, struct.error) as error:
-        raise BadImageError(name, f"cannot be opened ({error})") from None
-    if image.width * image.height > max_pixels:
-        size_text = f"{image.width} x {image.height}"
+        raise BadImageError(name, "too many pixels, refused as a decompression bomb") from None
+    except MemoryError:
+        raise BadImageError(name, "too large for this machine's memory") from None
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise BadImageError(name, f"{doing} ({reason})") from None
+
+
+def open_header(source: "str | Path | bytes", max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Open a file and read no more than its header: format, mode and size are known afterwards."""
+    name = name_of(source)
+    with bad_image_if_it_fails(name, "cannot be opened"):
+        if not isinstance(source, bytes) and not stat.S_ISREG(Path(source).stat().st_mode):
+            raise BadImageError(name, "cannot be opened (not a file)")  # a pipe would wait for ever
+        try:
+            image = Image.open(
+                io.BytesIO(source) if isinstance(source, bytes) else source, formats=known_formats()
+            )
+        except UnidentifiedImageError:
+            size = len(source) if isinstance(source, bytes) else Path(source).stat().st_size
+            raise BadImageError(
+                name, "the file is empty" if size == 0 else "not an image in a known format"
+            ) from None
+    if not 0 < image.width * image.height <= max_pixels:
+        sides = f"{image.width} x {image.height}"
+        limit = f"is more than {max_pixels:,} pixels, refused as a decompression bomb"
         image.close()
-        raise BadImageError(
-            name, f"{size_text} is more than {max_pixels:,} pixels, refused as a decompression bomb"
-        )
+        raise BadImageError(name, f"{sides} {limit}" if min(image.size) else f"{sides} holds no pixels")
     return image
 
 
@@ -137,26 +150,16 @@ def read_image(
         return _flatten(_from_array(source), channels, name)
     if isinstance(source, Image.Image):
         return _flatten(ImageOps.exif_transpose(source), channels, name)
-    with open_header(source, max_pixels) as image:
-        try:
-            if shrink_to is not None and image.format in ("JPEG", "MPO"):
-                ratio = 2 * shrink_to / min(image.size)
-                if ratio < 1:
-                    wanted = (int(image.width * ratio), int(image.height * ratio))
-                    image.draft("L" if channels == 1 and image.mode == "L" else "RGB", wanted)
-            image.load()
-            says_rotation = image.format == "TIFF" or not ROTATION_KEYS.isdisjoint(image.info)
-            upright = ImageOps.exif_transpose(image) if says_rotation else image
-            return _flatten(upright, channels, name)
-        except BadImageError:
-            raise
-        except Image.DecompressionBombError:
-            raise BadImageError(name, "refused as a decompression bomb") from None
-        # Pillow's decoders raise all of these, according to what is damaged.
-        except (OSError, ValueError, SyntaxError, IndexError, EOFError, TypeError, struct.error) as error:
-            raise BadImageError(name, f"damaged: {error}") from None
-        except MemoryError:
-            raise BadImageError(name, "too large for this machine's memory") from None
+    with open_header(source, max_pixels) as image, bad_image_if_it_fails(name, "damaged"):
+        if shrink_to is not None and image.format in ("JPEG", "MPO"):
+            ratio = 2 * shrink_to / min(image.size)
+            if ratio < 1:
+                wanted = (int(image.width * ratio), int(image.height * ratio))
+                image.draft("L" if channels == 1 and image.mode == "L" else "RGB", wanted)
+        image.load()
+        says_rotation = image.format == "TIFF" or not ROTATION_KEYS.isdisjoint(image.info)
+        upright = ImageOps.exif_transpose(image) if says_rotation else image
+        return _flatten(upright, channels, name)
 
 
 # Where Pillow keeps what may speak of a rotation; asking when there is nothing costs time (TIFF has tags).

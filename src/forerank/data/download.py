@@ -10,7 +10,8 @@ import zipfile
 from pathlib import Path
 
 from forerank.console import progress_bar, say
-from forerank.data.registry import DATA_SETS, Archive
+from forerank.data.data_set import Archive
+from forerank.data.registry import DATA_SETS
 from forerank.errors import ForerankError, InputError, unknown
 from forerank.files import temporary_folder
 
@@ -20,7 +21,7 @@ TIMEOUT = 60.0  # seconds without a byte
 
 
 class DownloadError(ForerankError):
-    """The other side, the line or the disk failed; what was fetched is kept for the next try."""
+    """The server, the connection or the disk failed; what has arrived is kept for the next try."""
 
 
 def download_data_set(name: str, to: Path, *, keep_archive: bool = False) -> Path:
@@ -33,7 +34,9 @@ def download_data_set(name: str, to: Path, *, keep_archive: bool = False) -> Pat
         raise unknown("data set", name, DATA_SETS)
     entry = DATA_SETS[name]
     if not entry.archives:
-        raise InputError(f"{name} has no public address; see: forerank data show {name}")
+        raise InputError(
+            f"{name} cannot be downloaded without asking its makers; see: forerank data show {name}"
+        )
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"{to} exists already and will not be overwritten: choose another folder with --to")
     for archive in entry.archives:
@@ -83,7 +86,7 @@ def download(
         if failures >= tries:
             raise DownloadError(
                 f"{url} broke off {tries} times in a row ({reason}); {arrived:,} bytes are kept in {part}, "
-                "the same command takes up from there"
+                "the same command continues from there"
             )
         say(f"{url} broke off at {arrived:,} bytes ({reason}): trying again")
         time.sleep(min(30.0, 0.5 * 2**failures) if failures else 0.0)

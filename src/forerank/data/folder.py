@@ -8,7 +8,7 @@ from forerank.data.image_files import no_images, scan_folder
 from forerank.data.table import Table
 from forerank.errors import InputError
 
-# Top folders with these names (and no others) say what part the classes beneath them play.
+# If all top folders have names from this list, they are the splits and the classes lie beneath them.
 PARTS = {
     "train": "train",
     "training": "train",

@@ -24,6 +24,7 @@ from PIL import ImageFont, features
 
 from forerank.console import say
 from forerank.data.cache import cache_folder
+from forerank.data.data_set import DataSet
 from forerank.data.preprocessing import Preprocessing
 from forerank.data.split import merge_classes, noisy_labels
 from forerank.data.table import Table
@@ -304,3 +305,17 @@ def distinct_images(
         if len(images) >= MIN_IMAGES:
             kept.append((codes, {face: drawn[codes[0]][face] for face in images.values()}))
     return kept
+
+
+DATA_SET = DataSet(
+    title="Glyphs: characters in the typefaces that matplotlib ships",
+    read=read,
+    published={"reference": COUNTS},
+    home="drawn on this machine from matplotlib's fonts",
+    steps=("Nothing to do: the images are drawn when first needed and kept in the cache.",),
+    options={
+        "merged": "merge every so many training classes into one",
+        "noise": "share of wrong training labels",
+        "seed": "of the two variants",
+    },
+)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from forerank.data.data_set import Archive, DataSet
 from forerank.data.lists import find_root, read_rows
 from forerank.data.table import Table
 from forerank.errors import InputError
@@ -50,3 +51,24 @@ def read(root: Path) -> Table:
         root=found,
         name="inaturalist",
     )
+
+
+DATA_SET = DataSet(
+    title="iNaturalist 2018, Smooth-AP's split",
+    read=read,
+    recognise=recognise,
+    published={"paper": {"train": (325_846, 5_690), "test": (136_093, 2_452)}},
+    ks=(1, 4, 16, 32),
+    home="https://github.com/visipedia/inat_comp/tree/master/2018",
+    archives=(
+        Archive(
+            "https://ml-inat-competition-datasets.s3.amazonaws.com/2018/train_val2018.tar.gz",
+            md5="b1c6952ce38f31868cc50ea72d066cc3",
+        ),
+    ),
+    steps=(
+        "The split is not part of iNaturalist: get Inat_dataset_splits.zip from the page "
+        "https://github.com/Andrew-Brown1/Smooth_AP (section Data, a Google Drive link).",
+        "Unpack it beside train_val2018: Inat_dataset_splits/Inaturalist_train_set1.txt is then there.",
+    ),
+)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from forerank.data.data_set import DataSet
 from forerank.data.lists import find_root, read_rows
 from forerank.data.table import Table
 from forerank.errors import InputError
@@ -46,3 +47,17 @@ def read(root: Path) -> Table:
         root=folder,
         name="inshop",
     )
+
+
+DATA_SET = DataSet(
+    title="In-Shop Clothes Retrieval (DeepFashion)",
+    read=read,
+    recognise=recognise,
+    published={"paper": {"train": (25_882, 3_997), "test": (26_830, 3_985)}},
+    ks=(1, 10, 20, 30),
+    home="https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html",
+    steps=(
+        "Open the Google Drive folder of that page: take Img/img.zip and Eval/list_eval_partition.txt.",
+        "Unpack img.zip beside Eval/: the folder then holds img/ and Eval/list_eval_partition.txt.",
+    ),
+)

@@ -12,7 +12,7 @@ def find_root(root: Path, marks: Sequence[str], names: Sequence[str], title: str
     Archives unpack into a folder of their own, so people name either that folder or the one around it.
     """
     if not root.is_dir():
-        raise InputError(f"{title}: no folder at {root}")
+        raise InputError(f"{title}: there is no folder {root}")
     for folder in (root, *(root / name for name in names)):
         if any((folder / mark).exists() for mark in marks):
             return folder
@@ -28,7 +28,7 @@ def read_rows(file: Path, title: str, columns: int, header: int = 0) -> list[lis
         header: number of first lines to leave out.
     """
     if not file.is_file():
-        raise InputError(f"{title}: no list file at {file}")
+        raise InputError(f"{title}: the list file {file} does not exist")
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -44,5 +44,5 @@ def read_rows(file: Path, title: str, columns: int, header: int = 0) -> list[lis
             )
         rows.append([word.strip() for word in words])
     if not rows:
-        raise InputError(f"{title}: {file} lists nothing")
+        raise InputError(f"{title}: {file} lists no images")
     return rows

@@ -10,7 +10,7 @@ from forerank.data import folder
 from forerank.data.cache import data_folder
 from forerank.data.registry import DATA_SETS
 from forerank.data.table import Table
-from forerank.errors import InputError, nearest, unknown
+from forerank.errors import InputError, nearest, no_such_path, unknown
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
@@ -20,7 +20,7 @@ def open_table(source: str | Path, root: str | Path | None = None, **options: An
 
     Args:
         source: a name of the registry ("glyphs", "sop", ...: see `forerank data list`), a folder (an official
-            layout is recognised, otherwise one sub-folder is a class), or a .csv file.
+            layout is recognised, otherwise there is one sub-folder per class), or a .csv file.
         root: where a named set lies, by default `$FORERANK_DATA/NAME`; for a CSV, where its paths start.
         options: of the reader, for instance `test="small"` (VehicleID) or `merged=3` (glyphs).
 
@@ -43,19 +43,19 @@ def open_table(source: str | Path, root: str | Path | None = None, **options: An
         return _read(name, place, options)
     path = Path(source).expanduser()
     if path.is_file() and path.suffix.lower() == ".csv":
-        _refuse(options, [], "a CSV file")
+        _refuse_unknown_options(options, [], "a CSV file")
         table = Table.read_csv(path, root)
     elif path.is_dir():
-        _refuse(options, [], f"the folder {path}")
+        _refuse_unknown_options(options, [], f"the folder {path}")
         table = folder.read(path)
     else:
         guess = nearest(str(source), DATA_SETS)
         hint = f"; did you mean {guess!r}?" if guess else ""
-        raise InputError(
+        raise no_such_path(source) or InputError(
             f"{str(source)!r} is neither a data set ({', '.join(DATA_SETS)}) "
             f"nor a folder nor a CSV file{hint}"
         )
-    _refuse_lonely(table)
+    _refuse_single_images(table)
     return table
 
 
@@ -76,13 +76,13 @@ def source_name(source: str | Path) -> str | None:
 def _read(name: str, root: Path | None, options: dict[str, Any]) -> Table:
     entry = DATA_SETS[name]
     parameters = inspect.signature(entry.read).parameters
-    _refuse(options, [p for p in parameters if p != "root"], name)
+    _refuse_unknown_options(options, [p for p in parameters if p != "root"], name)
     for key, value in options.items():
         kind = type(parameters[key].default)
         if not (type(value) is kind or (kind is float and type(value) is int)):
             raise InputError(f"{name}: the option {key} must be {_KINDS[kind]}, not {value!r}")
     table = entry.read(root, **options)
-    _refuse_lonely(table)
+    _refuse_single_images(table)
     shared = np.intersect1d(table.label[table.split == "train"], table.label[table.split != "train"])
     if len(shared):
         raise InputError(
@@ -92,7 +92,7 @@ def _read(name: str, root: Path | None, options: dict[str, Any]) -> Table:
     return table
 
 
-def _refuse(options: dict[str, Any], valid: list[str], what: str) -> None:
+def _refuse_unknown_options(options: dict[str, Any], valid: list[str], what: str) -> None:
     for key in options:
         if not valid:
             raise InputError(f"{what} takes no options, but {key!r} was given")
@@ -100,9 +100,9 @@ def _refuse(options: dict[str, Any], valid: list[str], what: str) -> None:
             raise unknown(f"option of {what}", key, valid)
 
 
-def _refuse_lonely(table: Table) -> None:
+def _refuse_single_images(table: Table) -> None:
     if len(table) and np.unique(table.label, return_counts=True)[1].max() < 2:
         raise InputError(
-            f"{table.name}: every class has fewer than two images, so nothing can be found again "
+            f"{table.name}: every class has fewer than two images, so no image has another one to find "
             f"({len(table)} images in {table.root})"
         )

@@ -56,7 +56,7 @@ class ClassBalancedSampler(Sampler[list[int]]):
         categories: (N,) super category of each image. A batch then takes its classes from few categories,
             which makes negatives harder.
         categories_per_batch: how many (more only if those hold fewer than k classes together).
-        batches: batches an epoch, if not the default.
+        batches: batches per epoch, if not the default.
         with_draws: yield (image, draw) pairs for `ImageDataset`'s training view instead of images. No draw
             comes twice for an image.
 
@@ -90,7 +90,7 @@ class ClassBalancedSampler(Sampler[list[int]]):
             raise InputError(f"rank {rank} must be at least 0 and below world_size {world_size}")
         if classes_per_batch % world_size:
             raise InputError(
-                f"{classes_per_batch} classes a batch cannot be shared equally among {world_size} processes"
+                f"{classes_per_batch} classes per batch cannot be shared equally among {world_size} processes"
             )
         ids = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
         order = np.argsort(ids, kind="stable")

@@ -1,4 +1,4 @@
-"""One table for every data set: which file shows what, and what part it plays."""
+"""One table for every data set: which file shows which class, and in which split it is."""
 
 import csv
 import io
@@ -159,7 +159,7 @@ class Table:
         """
         file = Path(file)
         if not file.is_file():
-            raise InputError(f"no CSV file at {file}")
+            raise InputError(f"the CSV file {file} does not exist")
         try:
             with file.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as lines:
                 reader = csv.DictReader(lines)
@@ -174,7 +174,7 @@ class Table:
                 f"its columns are {', '.join(header) or '(none)'}"
             )
         if not rows:
-            raise InputError(f"{file} has a header and no rows")
+            raise InputError(f"{file} has a header but no rows")
         for number, row in enumerate(rows, start=2):
             if not (row["path"] or "").strip() or not (row["label"] or "").strip():
                 raise InputError(f"{file} line {number}: 'path' or 'label' is empty")

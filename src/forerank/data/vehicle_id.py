@@ -1,10 +1,11 @@
-"""VehicleID (PKU): vehicles seen by surveillance cameras, one class a vehicle."""
+"""VehicleID (PKU): vehicles seen by surveillance cameras, one class per vehicle."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from forerank.data.data_set import DataSet
 from forerank.data.lists import find_root, read_rows
 from forerank.data.split import random_gallery
 from forerank.data.table import Table
@@ -77,3 +78,22 @@ def read(root: Path, *, test: str = "large", protocol: str = "all", draw: int = 
             is_gallery=~is_test | drawn.is_gallery, is_query=~is_test | drawn.is_query
         )  # training rows keep both parts
     return table
+
+
+DATA_SET = DataSet(
+    title="VehicleID (PKU)",
+    read=read,
+    recognise=recognise,
+    published=published,
+    ks=(1, 5),
+    home="https://pkuml.org/resources/pku-vehicleid.html",
+    steps=(
+        "Ask the makers for access, as their page describes; it is given for research.",
+        "Unpack: the folder then holds image/, attribute/ and train_test_split/.",
+    ),
+    options={
+        "test": "small, medium or large (default)",
+        "protocol": "all (the paper, default) or one_gallery (the data set's own)",
+        "draw": "which random gallery of one_gallery, 0 to 9",
+    },
+)

@@ -4,8 +4,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from forerank.console import say
 from forerank.data import Table, open_table
-from forerank.data.image_files import image_files
+from forerank.data.image_files import image_files, no_images, scan_folder
+from forerank.data.open import source_name
 from forerank.errors import InputError
 
 
@@ -29,7 +31,8 @@ def list_images(source: str | Path | Table, split: str = "all") -> Images:
         table = source
     else:
         place = Path(source).expanduser()
-        if split == "all" and place.is_dir() and any("/" not in path for path in image_files(place)):
+        plain = split == "all" and place.is_dir() and source_name(source) is None
+        if plain and any("/" not in path for path in image_files(place)):
             return _any_folder(place)  # images without a class are searched for too
         try:
             table = open_table(place if place.exists() else str(source))
@@ -37,6 +40,8 @@ def list_images(source: str | Path | Table, split: str = "all") -> Images:
             if not place.is_dir() or split != "all":
                 raise
             return _any_folder(place)
+        for note in table.notes:
+            say(note)
     if table.box is not None:
         raise InputError(
             f"{table.name} marks objects by boxes, and an index holds whole files: "
@@ -46,7 +51,12 @@ def list_images(source: str | Path | Table, split: str = "all") -> Images:
 
 
 def _any_folder(folder: Path) -> Images:
-    paths = image_files(folder)
+    content = scan_folder(folder)
+    if not content.images:
+        raise no_images(folder, content)
+    paths = content.images
+    for note in content.notes():
+        say(note)
     labels = [path.rpartition("/")[0] for path in paths]
     return Images(folder.absolute(), paths, labels, [{} for _ in paths])
 

@@ -3,8 +3,9 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -98,32 +99,16 @@ def _sampler(
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Batch:
-    """One step's images: read chunk by chunk, twice if the chunks are too large to be held."""
+    """One step's images, chunk by chunk; every chunk carries its own labels and rows.
 
-    first_reading: Iterator[Chunk]
-    second_reading: Iterator[Chunk] | None
+    Chunks that fit into memory together are lists. Others are read from the disk twice, each time in order.
+    """
+
+    chunks: Iterable[Chunk]
+    again: Iterable[Chunk]  # the same chunks once more
     chunked: bool  # more than one chunk
-    held: list[Tensor] = field(default_factory=list)
-    labels: list[Tensor] = field(default_factory=list)
-    rows: list[Tensor] = field(default_factory=list)
-
-    def first(self) -> Iterator[Tensor]:
-        """Inputs chunk by chunk; labels and rows are known once all are read."""
-        for inputs, labels, rows in self.first_reading:
-            self.labels.append(labels)
-            self.rows.append(rows)
-            if self.second_reading is None:
-                self.held.append(inputs)
-            yield inputs
-
-    def second(self) -> Iterator[Tensor]:
-        """The same inputs again."""
-        if self.second_reading is None:
-            yield from self.held
-        else:
-            yield from (inputs for inputs, _, _ in self.second_reading)
 
 
 class _Keys(Sampler[list[Key]]):
@@ -168,8 +153,14 @@ class Batches:
         stream = self._timed(iter(self.loader))
         for step in self.steps:
             chunks = math.ceil(len(self.plan.keys(step)) / self.chunk)
-            take = [_take(stream, chunks) for _ in range(self.readings)]
-            yield Batch(take[0], take[1] if self.readings == 2 else None, chunks > 1)
+            if self.readings == 2:
+                first, second = islice(stream, chunks), islice(stream, chunks)
+                yield Batch(first, second, chunks > 1)
+                for _ in chain(first, second):  # what the step left unread must not reach the next step
+                    pass
+            else:
+                held = list(islice(stream, chunks))
+                yield Batch(held, held, chunks > 1)
 
     def _timed(self, loader: Iterator[Chunk]) -> Iterator[Chunk]:
         while True:
@@ -216,11 +207,6 @@ def _bytes_each(data: object) -> int:
     if isinstance(data, ImageDataset):
         return math.prod(data.preprocessing.shape) * 4
     return int(data.features[0].numel() * 4) if isinstance(data, FeatureRows) else 0
-
-
-def _take(stream: Iterator[Chunk], number: int) -> Iterator[Chunk]:
-    for _ in range(number):
-        yield next(stream)
 
 
 def loading_processes(recipe: Recipe, data: object) -> int:

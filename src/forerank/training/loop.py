@@ -8,6 +8,7 @@ ends the same.
 
 import math
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,6 +71,8 @@ def train(recipe: Recipe, run: Path) -> Outcome:
                 check_method(complete)  # a wrong name or argument is refused here
                 if processes.first:
                     refuse_other_run(run, complete)
+                    for note in parts["train"].notes:
+                        say(note)
                 if (run / RESULTS).exists():
                     return finished_outcome(run)
                 model = build_model(complete)  # weights that cannot be had are refused before any work
@@ -147,20 +150,28 @@ def take_step(a: Assembly, batch: Batch, step: int) -> float:
     only_head = step < recipe.optimiser.head_warmup
     a.set_training(only_head)
 
+    labels: list[torch.Tensor] = []
+    rows: list[torch.Tensor] = []
+
+    def first_reading() -> Iterator[torch.Tensor]:
+        for inputs, of_chunk, rows_of_chunk in batch.chunks:
+            labels.append(of_chunk)
+            rows.append(rows_of_chunk)
+            yield inputs
+
     def loss_of(vectors: torch.Tensor) -> torch.Tensor:
         with torch.random.fork_rng(devices=[]):  # a loss that draws pairs draws the same in every process
             torch.manual_seed(hash_of(recipe.seed, step))
-            loss: torch.Tensor = a.objective(vectors, torch.cat(batch.labels), torch.cat(batch.rows))
+            loss: torch.Tensor = a.objective(vectors, torch.cat(labels), torch.cat(rows))
             return loss
 
     a.optimiser.zero_grad(set_to_none=True)
     scale = a.scaler.get_scale()
     if batch.chunked:
-        loss = backward_in_chunks(
-            a.encode_for_loss, batch.first(), batch.second(), loss_of, processes.device, scale
-        )
+        again = (inputs for inputs, _, _ in batch.again)
+        loss = backward_in_chunks(a.encode_for_loss, first_reading(), again, loss_of, processes.device, scale)
     else:
-        loss = loss_of(a.encode_for_loss(torch.cat(list(batch.first()))))
+        loss = loss_of(a.encode_for_loss(torch.cat(list(first_reading()))))
         (loss * scale).backward()  # type: ignore[no-untyped-call]
     if not torch.isfinite(loss):  # the same in all processes: it is the loss of the joint batch
         return float(loss.detach())

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from forerank.errors import InputError, nearest, unknown
+from forerank.errors import InputError, nearest, no_such_path, unknown
 from forerank.training.sections import (
     BatchSection,
     DataSection,
@@ -296,8 +296,14 @@ def recipe_about(name: str) -> str:
     return text.splitlines()[0].lstrip("# ").strip()
 
 
+def _is_data_set(name: str) -> bool:
+    from forerank.data.registry import DATA_SETS  # brings torch, which reading a recipe does without
+
+    return name in DATA_SETS
+
+
 def load_recipe(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
-    """A shipped recipe by name, a recipe file, or the recipe for a folder of images or a .csv table.
+    """A shipped recipe by name, a recipe file, or the recipe for a data set, an image folder or a .csv table.
 
     >>> load_recipe("sop").batch.batch_size
     384
@@ -314,17 +320,17 @@ def load_recipe(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
         where = f"the recipe {name}"
     elif path.suffix in (".yaml", ".yml") and path.is_file():
         values, where = _read_yaml(path, str(path)), str(path)
-    elif path.is_dir() or (path.suffix == ".csv" and path.is_file()):
+    elif (named := _is_data_set(name)) or path.is_dir() or (path.suffix == ".csv" and path.is_file()):
         values = _read_yaml(resources.files("forerank.recipes") / "folder.yaml", "the recipe folder")
-        values |= {"name": path.resolve().stem or "images"}
-        values["data"] = {**values.get("data", {}), "source": str(path.resolve())}
+        values |= {"name": name if named else path.resolve().stem or "images"}
+        values["data"] = {**values.get("data", {}), "source": name if named else str(path.resolve())}
         where = "the recipe folder"
     else:
         guess = nearest(name, recipe_names())
         hint = (
             f": did you mean the recipe {guess!r}?" if guess else f" (recipes: {', '.join(recipe_names())})"
         )
-        raise InputError(
+        raise no_such_path(source) or InputError(
             f"there is no recipe, recipe file, run folder, image folder or .csv table {name!r}{hint}"
         )
     variants = values.pop("variants", {}) or {}
