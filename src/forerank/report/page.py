@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from forerank.errors import InputError
 from forerank.files import write_atomically
 from forerank.report.retrieval import retrieval
-from forerank.report.summary import Choice, Section, headline, metrics, training
+from forerank.report.summary import Choice, Section, categories, headline, metrics, training
 from forerank.report.thumbnails import MOST_BYTES
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def write_report(
         1
     """
     vectors, codes = _rows(embeddings, labels, table)
-    sections = [headline(evaluations, codes), metrics(evaluations), training(history, choice)]
+    sections = [headline(evaluations, codes), metrics(evaluations), categories(evaluations)]
+    sections.append(training(history, choice))
     lead = "" if table is None else table.name
     if vectors is not None and codes is not None:
         lead = f"{lead}: " * bool(lead) + f"{len(vectors):,} images of {len(np.unique(codes)):,} classes"
