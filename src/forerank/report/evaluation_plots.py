@@ -8,6 +8,7 @@ import numpy as np
 from forerank.errors import InputError
 from forerank.metrics import Evaluation
 from forerank.metrics.histograms import SimilarityHistogram
+from forerank.metrics.registry import told
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
