@@ -43,8 +43,8 @@ def _load(path: Path, what: str) -> NDArray[Any]:
 def read_labels(path: Path, count: int | None = None) -> LabelFile:
     """Labels from a .csv with a column `label`, from one label per line, or from a .npy file.
 
-    A .csv may also have the columns is_query, is_gallery (`read_flags` says what an empty cell means), sequence
-    and category. `count`, the number of embeddings, helps to tell a heading from a label.
+    A .csv may also have the columns is_query and is_gallery (`read_flags` says what an empty cell means),
+    sequence and category. `count`, the number of embeddings, helps to tell a heading from a label.
 
     Example:
         >>> import tempfile
