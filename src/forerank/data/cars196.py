@@ -1,14 +1,13 @@
 """Cars196 (Stanford Cars): the first 98 models train, the last 98 test."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from forerank.data.image_files import image_files
 from forerank.data.lists import find_root
 from forerank.data.table import Table
-from forerank.errors import InputError, require
+from forerank.errors import InputError
 
 TITLE = "Cars196"
 CLASSES, TRAIN_CLASSES = 196, 98
@@ -31,7 +30,7 @@ def recognise(root: Path) -> bool:
 def read(root: Path, *, boxes: bool = False) -> Table:
     """Read `cars_annos.mat`, or `devkit/` with `cars_train/` and `cars_test/`, or class folders.
 
-    The .mat files need scipy. Class folders (as on Kaggle) are numbered in alphabetical order, which is
+    Class folders (as on Kaggle) are numbered in alphabetical order, which is
     the order of the official numbers.
 
     Args:
@@ -66,8 +65,9 @@ def read(root: Path, *, boxes: bool = False) -> Table:
 
 def _annotations(file: Path, path_field: str, prefix: str) -> list[tuple[str, int, tuple[int, ...]]]:
     """Path, class number and box (x1, y1, x2, y2) of every image in a .mat file."""
-    scipy_io: Any = require("scipy.io")
-    content = scipy_io.loadmat(str(file), squeeze_me=True, struct_as_record=True)
+    from scipy import io
+
+    content = io.loadmat(str(file), squeeze_me=True, struct_as_record=True)
     if "annotations" not in content or path_field not in (content["annotations"].dtype.names or ()):
         raise InputError(f"{TITLE}: {file} has no annotations with the field {path_field!r}")
     annotations = np.atleast_1d(content["annotations"])
