@@ -26,6 +26,16 @@ def print_json(value: Any) -> None:
     print(text.encode("utf-8", "backslashreplace").decode())
 
 
+def percent(share: float, *, digits: int = 1, signed: bool = False, mark: bool = True) -> str:
+    """A share of one in percent, with a true minus sign.
+
+    >>> percent(0.8126), percent(-0.01, digits=2, signed=True, mark=False)
+    ('81.3%', '−1.00')
+    """
+    text = f"{100 * share:{'+' if signed else ''}.{digits}f}{'%' if mark else ''}"
+    return text.replace("-", "−")
+
+
 def is_text(name: str) -> bool:
     """Whether a file's name can be written down: Linux also allows names that are not UTF-8.
 

@@ -19,9 +19,11 @@ def evaluate(
     embeddings: Path | None = None,
     labels: Path | None = None,
     ks: list[int] | None = None,
+    metrics: list[str] | None = None,
     nmi: bool | None = None,
     ignore_sequence: bool = False,
     repeats: int = 0,
+    by_category: bool = False,
     ties: str = "pessimistic",
     precision: str = "auto",
     memory: int = 512,
@@ -36,6 +38,7 @@ def evaluate(
       forerank evaluate runs/birds
       forerank evaluate --embeddings e.npy --labels l.csv
       forerank evaluate --embeddings e.npy --labels l.csv --ks 1 --ks 5 --json
+      forerank evaluate --embeddings e.npy --labels l.csv --metrics precision@5 --metrics map@5 --by-category
       torchrun --nproc-per-node 2 -m forerank evaluate --embeddings e.npy --labels l.csv
 
     Parameters
@@ -45,15 +48,19 @@ def evaluate(
     embeddings
         Matrix (images, dimensions) in a .npy file; it stays on disk.
     labels
-        A .csv with a column `label` (also is_query, is_gallery, sequence), or one label per line.
+        A .csv with a column `label` (also is_query, is_gallery, sequence, category), or one label per line.
     ks
-        Recall at these; default the recipe's or 1, 10, 100, 1000, as far as the gallery goes.
+        The k of metrics such as recall@k; default the recipe's or 1, 10, 100, 1000, up to the gallery's size.
+    metrics
+        Only these: recall@k (at every k of --ks), precision@5, map@5, map@r, nmi, ...; default the usual.
     nmi
         Also cluster the vectors; default as the recipe says, or yes. --no-nmi saves that time.
     ignore_sequence
         Leave out items that share label and sequence with the query (re-identification).
     repeats
-        Evaluate on this many random galleries of one image a label (VehicleID's protocol: 10).
+        Evaluate on this many random galleries of one image per label (VehicleID's protocol: 10).
+    by_category
+        Also a table of figures per category of the query, worst first; needs a column `category`.
     ties
         pessimistic: an equally similar negative stands before the positive; optimistic: after it.
     precision
@@ -74,6 +81,8 @@ def evaluate(
     options: dict[str, Any] = {"ties": ties, "precision": precision, "memory": memory << 20, "seed": seed}
     if ks is not None:
         options["ks"] = tuple(ks)
+    if metrics is not None:
+        options["metrics"] = metrics
     if nmi is not None:
         options["nmi"] = nmi
     if run is not None:
@@ -90,20 +99,20 @@ def evaluate(
                 )
         from forerank.training import evaluate_run, is_first_process
 
-        result = evaluate_run(Path(run), split=split or "test", **options)
+        result = evaluate_run(Path(run), split=split or "test", by_category=by_category, **options)
         if is_first_process():
             _print(result, json)
         return
     if embeddings is None:
         raise InputError("name a run folder, or give --embeddings e.npy --labels l.csv.")
     if labels is None:
-        raise InputError(
-            "--embeddings needs --labels: a .csv with a column 'label', a row for each embedding."
-        )
+        raise InputError("--embeddings needs --labels: a .csv with a column 'label', one row per embedding.")
     if split is not None:
         raise InputError("--split goes with a run folder; with --embeddings every row is evaluated.")
     if repeats and plots is not None:
         raise InputError("--plots shows one gallery: leave out --repeats.")
+    if repeats and by_category:
+        raise InputError("--by-category goes with one gallery: leave out --repeats.")
     if repeats and nmi:
         raise InputError("--nmi clusters one gallery: leave out --repeats.")
     if plots is not None:
@@ -120,6 +129,8 @@ def evaluate(
     ignore = file.sequence if ignore_sequence else None
     if ignore_sequence and ignore is None:
         raise InputError(f"--ignore-sequence needs a column 'sequence' in {labels}.")
+    if by_category and file.category is None:
+        raise InputError(f"--by-category needs a column 'category' in {labels}.")
     if repeats and not all(flags is None or flags.all() for flags in (file.is_query, file.is_gallery)):
         raise InputError(
             f"--repeats draws its own galleries: leave the columns is_query and is_gallery out of {labels}."
@@ -136,6 +147,7 @@ def evaluate(
                 queries=file.is_query,
                 gallery=file.is_gallery,
                 per_query=plots is not None,
+                categories=file.category if by_category else None,
                 **options,
             )
     if not first:

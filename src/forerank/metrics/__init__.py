@@ -7,15 +7,21 @@ from forerank.metrics.distances import class_distances
 from forerank.metrics.evaluation import evaluate, rank_queries
 from forerank.metrics.protocols import repeated_gallery
 from forerank.metrics.ranked_lists import RankedLists, neighbours
-from forerank.metrics.result import Evaluation, PerQuery
+from forerank.metrics.registry import METRICS, Metric, Ranks, Vectors
+from forerank.metrics.result import CategoryFigures, Evaluation, PerQuery
 from forerank.ranking.hard_rows import UnitRows, unit_rows
 
 __all__ = [
+    "METRICS",
+    "CategoryFigures",
     "ConfusedPair",
     "Evaluation",
+    "Metric",
     "PerQuery",
     "RankedLists",
+    "Ranks",
     "UnitRows",
+    "Vectors",
     "class_distances",
     "confused_pairs",
     "evaluate",

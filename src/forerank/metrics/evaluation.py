@@ -1,6 +1,7 @@
-"""Every ranking metric from one exact count."""
+"""Every figure of an evaluation, from one exact count of the ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from forerank.errors import InputError, unknown
-from forerank.metrics.bootstrap import recall_intervals
-from forerank.metrics.clustering import kmeans, normalized_mutual_information
-from forerank.metrics.distances import class_distances
-from forerank.metrics.inputs import check_numbers, checked_ks, label_codes, row_numbers
-from forerank.metrics.result import Evaluation, PerQuery
+from forerank.metrics.inputs import check_numbers, checked_ks, label_codes, ranked_items, row_numbers
+from forerank.metrics.intervals import class_intervals
+from forerank.metrics.registry import Ranks, Vectors, expanded, find_metric
+from forerank.metrics.registry import per_query as metric_per_query
+from forerank.metrics.result import CategoryFigures, Evaluation, PerQuery
 from forerank.ranking.hard import MEMORY, HardRanks, hard_ranks
 from forerank.ranking.hard_rows import Embeddings, UnitRows, unit_rows
 
@@ -28,11 +29,13 @@ def evaluate(
     queries: ArrayLike | None = None,
     gallery: ArrayLike | None = None,
     ks: Sequence[int] = DEFAULT_KS,
+    metrics: Iterable[str] | None = None,
     nmi: bool = True,
     distances: bool = True,
     ignore: ArrayLike | None = None,
     ties: str = "pessimistic",
     per_query: bool = False,
+    categories: ArrayLike | None = None,
     bootstrap: int = 1000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -41,7 +44,7 @@ def evaluate(
     device: torch.device | str | None = None,
     distributed: bool = False,
 ) -> Evaluation:
-    """Retrieval metrics of embeddings, exactly as float64 brute force would give them.
+    """Retrieval metrics of embeddings, exactly as float64 brute force gives them.
 
     Every query ranks the gallery by cosine; it is never its own candidate. Queries without a positive are
     left out and counted.
@@ -50,18 +53,21 @@ def evaluate(
         embeddings: (N, D) array, tensor or memory-mapped file; need not be normalised.
         labels: (N,) numbers or strings, not both.
         queries, gallery: rows as numbers or a mask; default all.
-        ks: recall is given at these; the default list is cut to the gallery's size.
-        nmi: cluster the vectors by k-means (k = number of classes) and compare with the labels.
-        distances: dists@intra and, of two classes or more, dists@inter.
+        ks: the k of metrics such as recall@k; the default list is cut to the gallery's size.
+        metrics: keys of `forerank.metrics.METRICS`, such as "recall@k" (at every k of `ks`), "precision@5" or
+            "nmi"; default the usual ones.
+        nmi: False leaves out NMI, which clusters the vectors.
+        distances: False leaves out dists@intra and dists@inter.
         ignore: (N,) camera or sequence; items with the query's label and its camera are left out, as in
             re-identification.
         ties: where a negative exactly as similar as a positive stands: "pessimistic" before it, "optimistic"
             after it.
-        per_query: also keep rank of the first positive and average precision of each query.
-        bootstrap: resamplings of the classes for the intervals of recall; 0 for none.
+        per_query: also keep the rank of the first positive and the average precision of each query.
+        categories: (N,) category of each row, if figures per category of the query are wanted as well.
+        bootstrap: resamplings of the classes for the intervals of the ranking metrics; 0 for none.
         precision: what screens the similarities; the figures do not depend on it.
-        memory: bytes for counting above the embeddings, from about 100 MiB up; NMI needs two copies of the
-            vectors in float32 besides.
+        memory: bytes for counting above the embeddings, from about 100 MiB up; in addition NMI needs two
+            copies of the vectors in float32.
         device: where to compute; default where a tensor lies, the CPU for arrays.
         distributed: every process of torch.distributed calls this with the same arguments; they share the
             gallery, and all get the same result.
@@ -96,6 +102,13 @@ def evaluate(
     query = row_numbers(queries, len(rows), "queries")
     shelf = row_numbers(gallery, len(rows), "gallery")
     chosen_ks = checked_ks(ks, query, shelf, cut=ks is DEFAULT_KS)
+    names = expanded(metrics, chosen_ks)
+    names = [n for n in names if (nmi or n != "nmi") and (distances or not n.startswith("dists@"))]
+    ranking = [name for name in names if find_metric(name)[0].of == "ranks"]
+    for name in ranking:
+        if (find_metric(name)[1] or 0) > (most := ranked_items(query, shelf)):
+            raise InputError(f"{name} means nothing here: a query ranks only {most:,} gallery items.")
+    groups = None if categories is None else _category_names(categories, len(rows))
 
     parts = hard_ranks(
         rows,
@@ -107,55 +120,54 @@ def evaluate(
         memory=memory,
         distributed=distributed,
     )
-    figures = [ranking_figures(part) for part in parts]
-    found = {name: np.concatenate([f[name] for f in figures]) for name in figures[0]}
-    has_positive = found["positives"] > 0
-    if not has_positive.any():
+    counted = _count(parts, ranking)
+    if not len(counted.query):
         left = "" if hidden is None else " that ignore does not leave out"
         raise InputError(
             f"none of the {len(query):,} queries has a positive in the gallery{left}: a label needs at "
             "least two images, one of them in the gallery."
         )
-    found = {name: values[has_positive] for name, values in found.items()}
-    both = {rule: summary(found, rule, chosen_ks) for rule in TIES}
-    values = both[ties]
-    optimistic = {name: v for name, v in both["optimistic"].items() if v != values[name]}
-
+    values = counted.values[ties]  # (Q, K)
+    means = {rule: counted.values[rule].mean(axis=0) for rule in TIES}
+    figures = dict(zip(ranking, means[ties].tolist(), strict=True))
+    optimistic = {
+        name: value
+        for name, value in zip(ranking, means["optimistic"].tolist(), strict=True)
+        if value != figures[name]
+    }
+    asked = query[counted.query]
     intervals = {}
-    if bootstrap:
-        intervals = recall_intervals(
-            found[f"{ties}_first"],
-            codes[query[has_positive]],
-            chosen_ks,
-            draws=bootstrap,
-            confidence=confidence,
-            seed=seed,
-        )
+    if bootstrap and ranking:
+        ends = class_intervals(values, codes[asked], draws=bootstrap, confidence=confidence, seed=seed)
+        intervals = {name: (low, high) for name, (low, high) in zip(ranking, ends.T.tolist(), strict=True)}
     used = np.union1d(query, shelf)
-    if distances:
-        intra, inter = class_distances(rows, codes, used)
+    space = Vectors(rows, codes, used, seed)
+    for name in names:
+        metric = find_metric(name)[0]
         # One class has no distance to another: no figure rather than one that is not a number.
-        values |= {n: v for n, v in (("dists@intra", intra), ("dists@inter", inter)) if not np.isnan(v)}
-    classes = len(np.unique(codes[used]))
-    if nmi:
-        clusters, _ = kmeans(rows, classes, seed=seed, chosen=used)
-        values["nmi"] = normalized_mutual_information(codes[used], clusters)
+        if metric.of == "vectors" and not np.isnan(value := float(metric.function(space))):
+            figures[name] = value
     counts = {
-        "queries": int(has_positive.sum()),
+        "queries": len(asked),
         "gallery": len(shelf),
-        "classes": classes,
-        "queries_without_positive": int((~has_positive).sum()),
-        "tied_positives": int(found["tied"].sum()),
+        "classes": len(np.unique(codes[used])),
+        "queries_without_positive": len(query) - len(asked),
+        "tied_positives": counted.tied,
     }
     if hidden is not None:
         counts["ignored_pairs"] = ignored_pairs(codes, hidden, query, shelf)
     settings: dict[str, Any] = {"ties": ties, "ks": list(chosen_ks), "seed": seed, "precision": precision}
     if bootstrap:
         settings |= {"bootstrap": bootstrap, "confidence": confidence, "resampled": "classes"}
-    each = None
-    if per_query:
-        each = PerQuery(query[has_positive], found["positives"], found[f"{ties}_first"], found[f"{ties}_ap"])
-    return Evaluation(values, intervals, optimistic, counts, settings, per_query=each)
+    return Evaluation(
+        {name: figures[name] for name in names if name in figures},
+        intervals,
+        optimistic,
+        counts,
+        settings,
+        per_query=counted.per_query(asked, ties) if per_query else None,
+        categories=None if groups is None else _by_category(ranking, values, groups[asked]),
+    )
 
 
 def rank_queries(
@@ -185,47 +197,66 @@ def rank_queries(
         gallery=row_numbers(gallery, len(rows), "gallery"),
         ignore=None if ignore is None else label_codes(ignore, len(rows), "ignore"),
     )
-    figures = [ranking_figures(part) for part in parts]
-    names = ("positives", "pessimistic_first", "pessimistic_ap")
-    positives, first, precision = (np.concatenate([f[name] for f in figures]) for name in names)
-    has = positives > 0
-    return PerQuery(query[has], positives[has], first[has], precision[has])
+    counted = _count(parts, [])
+    return counted.per_query(query[counted.query], "pessimistic")
 
 
-def ranking_figures(part: HardRanks) -> dict[str, NDArray[Any]]:
-    """Figures (Q,) of each query from the ranks of its positives, by both rules for ties."""
-    positives = np.diff(part.offsets)
-    owner = np.repeat(np.arange(len(positives)), positives)
-    position = np.arange(len(owner)) - part.offsets[owner]  # from 0 among the query's positives
-    figures: dict[str, NDArray[Any]] = {
-        "positives": positives,
-        "tied": np.bincount(owner, part.tied > 0, minlength=len(positives)),
-    }
-    has = positives > 0
-    share = np.maximum(positives, 1)
-    for rule in TIES:
-        rank = part.ranks(pessimistic=rule == "pessimistic")
-        precision = (position + 1) / rank
-        within = rank <= positives[owner]
-        first = np.zeros(len(positives), dtype=np.int64)
-        first[has] = rank[part.offsets[:-1][has]]
-        figures[f"{rule}_first"] = first
-        figures[f"{rule}_ap"] = np.bincount(owner, precision, len(positives)) / share
-        figures[f"{rule}_map_at_r"] = np.bincount(owner, precision * within, len(positives)) / share
-        figures[f"{rule}_r_precision"] = np.bincount(owner, within, len(positives)) / share
-    return figures
+@dataclass(frozen=True)
+class _Counted:
+    """What remains of the counts of Q queries that have a positive."""
+
+    query: NDArray[np.int64]  # (Q,) places in the list of queries
+    positives: NDArray[np.int64]  # (Q,)
+    tied: int  # positives that tie with a negative
+    values: dict[str, NDArray[np.float64]]  # rule for ties -> (Q, K) the K metrics that were asked for
+    first: dict[str, NDArray[np.int64]]  # rule -> (Q,) rank of the first positive
+    precision: dict[str, NDArray[np.float64]]  # rule -> (Q,) average precision
+
+    def per_query(self, rows: NDArray[np.int64], rule: str) -> PerQuery:
+        return PerQuery(rows, self.positives, self.first[rule], self.precision[rule])
 
 
-def summary(found: dict[str, NDArray[Any]], rule: str, ks: tuple[int, ...]) -> dict[str, float]:
-    """Means over the queries."""
-    first = found[f"{rule}_first"]
-    return {
-        **{f"recall@{k}": float((first <= k).mean()) for k in ks},
-        "map": float(found[f"{rule}_ap"].mean()),
-        "map@r": float(found[f"{rule}_map_at_r"].mean()),
-        "r_precision": float(found[f"{rule}_r_precision"].mean()),
-        "mrr": float((1.0 / first).mean()),
-    }
+def _count(parts: Iterable[HardRanks], names: Sequence[str]) -> _Counted:
+    """The metrics of each query by both rules for ties, part by part: all ranks need not fit in memory."""
+    query, positives, tied = [], [], 0
+    kept: dict[str, tuple[list[Any], list[Any], list[Any]]] = {rule: ([], [], []) for rule in TIES}
+    for part in parts:
+        query.append(part.queries[np.diff(part.offsets) > 0])
+        tied += int((part.tied > 0).sum())
+        for rule, (values, first, precision) in kept.items():
+            ranks = Ranks.of(part, pessimistic=rule == "pessimistic")
+            columns = [metric_per_query(name, ranks) for name in names]
+            values.append(np.stack(columns, axis=1) if columns else np.empty((len(ranks.positives), 0)))
+            first.append(ranks.first)
+            precision.append(metric_per_query("map", ranks))
+        positives.append(ranks.positives)
+    joined = {rule: tuple(np.concatenate(some) for some in lists) for rule, lists in kept.items()}
+    return _Counted(
+        np.concatenate(query),
+        np.concatenate(positives),
+        tied,
+        *({rule: arrays[i] for rule, arrays in joined.items()} for i in range(3)),
+    )
+
+
+def _category_names(categories: ArrayLike, count: int) -> NDArray[np.str_]:
+    label_codes(categories, count, "categories")
+    return np.asarray(categories).astype(str)
+
+
+def _by_category(
+    names: Sequence[str], values: NDArray[np.float64], category: NDArray[np.str_]
+) -> list[CategoryFigures]:
+    """Means over the queries of each category, the worst first by the first metric."""
+    every = []
+    for one in np.unique(category).tolist():
+        mine = values[category == one]
+        means = dict(zip(names, mine.mean(axis=0).tolist(), strict=True))
+        every.append(CategoryFigures(one, len(mine), means))
+    if names:
+        higher = find_metric(names[0])[0].better != "lower"
+        every.sort(key=lambda c: c.figures[names[0]] if higher else -c.figures[names[0]])
+    return every
 
 
 def ignored_pairs(

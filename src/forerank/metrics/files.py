@@ -14,12 +14,13 @@ from forerank.errors import InputError
 
 @dataclass(frozen=True)
 class LabelFile:
-    """Columns of a label file, a row for each embedding."""
+    """Columns of a label file, one row per embedding."""
 
     label: NDArray[Any]  # (N,) strings, or the numbers of a .npy file
     is_query: NDArray[np.bool_] | None
     is_gallery: NDArray[np.bool_] | None
     sequence: NDArray[np.str_] | None  # camera or sequence
+    category: NDArray[np.str_] | None
 
 
 def read_embeddings(path: Path) -> NDArray[np.floating]:
@@ -31,34 +32,34 @@ def read_embeddings(path: Path) -> NDArray[np.floating]:
 
 def _load(path: Path, what: str) -> NDArray[Any]:
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
         raise InputError(f"{path} is not a .npy {what}: {error}.") from error
-    if not isinstance(found, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise InputError(f"{path} holds several arrays: save the one {what} with numpy.save.")
-    return found
+    return array
 
 
 def read_labels(path: Path, count: int | None = None) -> LabelFile:
-    """Labels from a .csv with a column `label`, from one label a line, or from a .npy file.
+    """Labels from a .csv with a column `label`, from one label per line, or from a .npy file.
 
-    A .csv may also have the columns is_query, is_gallery and sequence (`read_flags` says what an empty cell
-    means). `count`, the number of embeddings, helps to tell a heading from a label.
+    A .csv may also have the columns is_query and is_gallery (`read_flags` says what an empty cell means),
+    sequence and category. `count`, the number of embeddings, helps to tell a heading from a label.
 
     Example:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp()) / "labels.csv"
         >>> _ = file.write_text("label,is_query,is_gallery\\ncup,1,0\\ncup,0,1\\n")
-        >>> found = read_labels(file)
-        >>> found.label.tolist(), found.is_query.tolist()
+        >>> labels = read_labels(file)
+        >>> labels.label.tolist(), labels.is_query.tolist()
         (['cup', 'cup'], [True, False])
     """
     if not path.is_file():
         raise InputError(
-            f"there is no file {path}: --labels takes a .csv with a column 'label', a row an image."
+            f"there is no file {path}: --labels takes a .csv with a column 'label', one row per image."
         )
     if path.suffix == ".npy":
-        return LabelFile(np.array(_load(path, "list of labels")), None, None, None)
+        return LabelFile(np.array(_load(path, "list of labels")), None, None, None, None)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
@@ -97,10 +98,14 @@ def read_labels(path: Path, count: int | None = None) -> LabelFile:
             raise InputError(f"{path}: no row has a 1 in the column {name}.")
         return flags
 
-    sequence = column("sequence")
+    def text(name: str) -> NDArray[np.str_] | None:
+        values = column(name)
+        return np.array(values) if values and any(values) else None
+
     return LabelFile(
         np.array(column("label")),
         flags("is_query"),
         flags("is_gallery"),
-        np.array(sequence) if sequence and any(sequence) else None,
+        text("sequence"),
+        text("category"),
     )

@@ -66,6 +66,11 @@ def row_numbers(chosen: ArrayLike | None, count: int, what: str) -> NDArray[np.i
     return array.astype(np.int64)
 
 
+def ranked_items(queries: NDArray[np.int64], gallery: NDArray[np.int64]) -> int:
+    """How many gallery items a query ranks at most: itself is not one of them."""
+    return len(gallery) - int(np.isin(queries, gallery).all())
+
+
 def checked_ks(
     ks: Iterable[int], queries: NDArray[np.int64], gallery: NDArray[np.int64], *, cut: bool
 ) -> tuple[int, ...]:
@@ -76,8 +81,7 @@ def checked_ks(
         wanted = ()
     if not wanted or min(wanted) < 1:
         raise InputError(f"ks must be a list of positive whole numbers, not {ks!r}.")
-    # Where every query lies in the gallery, one item, the query itself, is not ranked.
-    most = len(gallery) - int(np.isin(queries, gallery).all())
+    most = ranked_items(queries, gallery)
     if cut:
         return tuple(k for k in wanted if k <= most) or (1,)
     if max(wanted) > most:

@@ -1,6 +1,6 @@
 """Protocols that repeat an evaluation over random galleries."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ def repeated_gallery(
     repeats: int = 10,
     seed: int = 0,
     ks: Sequence[int] = DEFAULT_KS,
+    metrics: Iterable[str] | None = None,
     ignore: ArrayLike | None = None,
     ties: str = "pessimistic",
     precision: str = "auto",
@@ -45,6 +46,7 @@ def repeated_gallery(
     check_numbers(seed=seed)
     generator = np.random.default_rng(seed)
     codes = label_codes(labels, len(embeddings), "labels")
+    wanted = None if metrics is None else list(metrics)
     results = []
     for _ in range(repeats):
         # The first of each label in a random order is a fair draw of one of its images.
@@ -55,9 +57,9 @@ def repeated_gallery(
             raise InputError("every label has one image: none is left to be a query.")
         results.append(
             evaluate(
-                embeddings, codes, queries=~gallery, gallery=gallery, ks=ks, nmi=False, distances=False,
-                ignore=ignore, ties=ties, bootstrap=0, precision=precision, memory=memory, device=device,
-                distributed=distributed,
+                embeddings, codes, queries=~gallery, gallery=gallery, ks=ks, metrics=wanted, nmi=False,
+                distances=False, ignore=ignore, ties=ties, bootstrap=0, precision=precision, memory=memory,
+                device=device, distributed=distributed,
             )
         )  # fmt: skip
     figures = {name: float(np.mean([r[name] for r in results])) for name in results[0]}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forerank.files import write_atomically
+from forerank.metrics.registry import symbol
 from forerank.paper import sweeps, toy
 from forerank.paper.methods import VARIANTS
 from forerank.paper.published import published_table, source
@@ -84,9 +85,8 @@ class NotRunError(Exception):
 
 def compare(study: Study, first: Condition, second: Condition, metric: str) -> Comparison:
     """First minus second in a metric, paired by seed."""
-    name = {"recall@1": "R@1", "nmi": "NMI"}.get(metric, metric)
     difference = paired_difference(_every_seed(study, first, metric), _every_seed(study, second, metric))
-    return Comparison(f"{name}, {first} minus {second}: {{}}", difference)
+    return Comparison(f"{symbol(metric)}, {first} minus {second}: {{}}", difference)
 
 
 def _every_seed(study: Study, condition: Condition, metric: str = "recall@1") -> list[float]:

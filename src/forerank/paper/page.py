@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from forerank.paper.experiments import EXPERIMENTS
 from forerank.paper.make import made, made_in
 from forerank.paper.published import source
 from forerank.paper.study import Study
+from forerank.report.shell import html_page
 
 NAME = "index.html"
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
 figure.drawn {
   margin: 1rem 0 0; padding: 1rem; background: #fff; border: 1px solid var(--rule); border-radius: 14px;
@@ -61,24 +60,13 @@ def write(study: Study, verdicts: Sequence[claims.Verdict]) -> None:
         f'<a href="#{anchor}" title="{escape(_title(anchor))}">{escape(_link(anchor, text))}</a>'
         for anchor, text in links
     )
-    style = resources("forerank.report").joinpath("page.css").read_text(encoding="utf-8")
     title = f"The PNP paper on {study.on}"
     lead = (
         f"Every table and figure of the paper, measured on {study.on} beside the published numbers. "
         f"{study.seeds} seeds; made by: forerank paper all --on {study.on}"
     )
-    text = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="Forerank"><title>{escape(title)}</title>
-<link rel="icon" href="data:,"><style>{style}{_STYLE}</style></head>
-<body><main><header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>
-<nav aria-label="sections">{nav}</nav></header>
-{"".join(sections)}
-<footer>Published numbers: {escape(source())}. Written by Forerank; this page is one file.</footer>
-</main></body></html>
-"""
+    footer = f"Published numbers: {source()}. Written by Forerank; this page is one file."
+    text = html_page(title, "".join(sections), lead=lead, links=nav, style=_STYLE, footer=footer)
     write_atomically(study.folder / NAME, text)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from forerank.metrics import positive_charges, ranking_penalties
 from forerank.paper.style import COLOURS, NAMES
 from forerank.report.penalties import derivative
+from forerank.report.ranking_figure import draw_arrows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,10 +20,10 @@ EXAMPLE = "-++-+--+"
 
 
 def draw(drawing: "Figure", ranking: str = EXAMPLE, variants: Sequence[str] = ("O", "Ib", "Dq")) -> None:
-    """A row a variant: the list with an arrow from every positive to every negative before it.
+    """One row per variant: the list with an arrow from every positive to every negative before it.
 
-    The width of an arrow is f'(R) of the positive it comes from; the number under a negative is the sum of
-    its arrows. Widths are relative to the widest arrow of the row.
+    An arrow is as wide and dark as f'(R) of the positive it comes from, relative to the strongest arrow of
+    the row; the number under a negative is the sum of its arrows.
     """
     positive = np.array([mark == "+" for mark in ranking])
     similarity = -np.arange(len(ranking), dtype=np.float64)
@@ -31,23 +32,7 @@ def draw(drawing: "Figure", ranking: str = EXAMPLE, variants: Sequence[str] = ("
         slope = derivative(variant)
         charge = positive_charges(similarity, positive, slope)
         penalty = ranking_penalties(similarity, positive, slope)
-        widest = charge.max() or 1.0
-        for i in np.flatnonzero(positive):
-            for j in np.flatnonzero(~positive[:i]):
-                axis.annotate(
-                    "",
-                    xy=(j + 0.1, 0.42),
-                    xytext=(i - 0.1, 0.42),
-                    arrowprops={
-                        "arrowstyle": "-|>,head_length=0.35,head_width=0.18",
-                        "connectionstyle": f"arc3,rad={0.28 + 0.03 * (i - j)}",
-                        "linewidth": 0.3 + 3.0 * charge[i] / widest,
-                        "color": COLOURS[variant],
-                        "alpha": 0.85 if charge[i] / widest > 0.02 else 0.35,
-                        "shrinkA": 0,
-                        "shrinkB": 0,
-                    },
-                )
+        draw_arrows(axis, positive, charge, COLOURS[variant], height=0.42)
         for place, is_positive in enumerate(positive):
             colour = POSITIVE if is_positive else NEGATIVE
             axis.add_patch(_square(place, colour))

@@ -5,11 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Two-sided 95% quantile of Student's t by degrees of freedom; beyond the table the normal's is near enough.
-_T95: tuple[float, ...] = (
-    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13,
-    2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04,
-)  # fmt: skip
+from forerank.metrics.intervals import student_interval
 
 
 @dataclass(frozen=True)
@@ -46,6 +42,4 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
     mean = float(differences.mean())
     if count < 2:
         return Difference(mean, -np.inf, np.inf, count)
-    quantile = _T95[count - 2] if count - 2 < len(_T95) else 1.96
-    half = quantile * float(differences.std(ddof=1)) / count**0.5
-    return Difference(mean, mean - half, mean + half, count)
+    return Difference(mean, *student_interval(differences), count)

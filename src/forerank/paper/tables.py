@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forerank.metrics.registry import from_symbol
 from forerank.paper.methods import METHODS, VARIANTS
 from forerank.paper.published import PublishedTable, published_table
 from forerank.paper.study import Condition, Study
@@ -97,9 +98,9 @@ def metric_of(column: str, study: Study, name: str) -> str | None:
     size, _, rest = column.partition(" ")
     if rest:
         if study.on == NATIVE[name]:
-            return f"{size}/{rest.replace('R@', 'recall@')}"
-        return rest.replace("R@", "recall@") if size == "large" else None
-    return {"NMI": "nmi"}.get(column, column.replace("R@", "recall@"))
+            return f"{size}/{from_symbol(rest)}"
+        return from_symbol(rest) if size == "large" else None
+    return from_symbol(column)
 
 
 def make_table(name: str, study: Study) -> ResultTable:

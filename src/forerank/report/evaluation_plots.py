@@ -8,6 +8,7 @@ import numpy as np
 from forerank.errors import InputError
 from forerank.metrics import Evaluation
 from forerank.metrics.histograms import SimilarityHistogram
+from forerank.metrics.registry import told
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,8 +61,9 @@ def recall_curve(axes: "Axes", evaluation: Evaluation) -> None:
     axes.step(
         np.append(ranks, max(most, ranks[-1])), np.append(share, share[-1]), where="post", color=POSITIVE
     )
-    for name, (low, high) in evaluation.intervals.items():
-        k = int(name[7:])
+    recalls = {name: int(name[7:]) for name in evaluation.intervals if name.startswith("recall@")}
+    for name, k in recalls.items():
+        low, high = evaluation.intervals[name]
         axes.errorbar(k, evaluation[name], [[evaluation[name] - low], [high - evaluation[name]]],
                       fmt="o", color=POSITIVE, capsize=3)  # fmt: skip
     axes.set_xscale("log")
@@ -69,7 +71,7 @@ def recall_curve(axes: "Axes", evaluation: Evaluation) -> None:
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("k")
     axes.set_ylabel("recall@k")
-    axes.set_title(f"recall@1 {100 * evaluation['recall@1']:.2f}%" if "recall@1" in evaluation else "recall")
+    axes.set_title(told({"recall@1": evaluation["recall@1"]}) if "recall@1" in evaluation else "recall")
 
 
 def similarity_curves(axes: "Axes", histogram: SimilarityHistogram) -> None:

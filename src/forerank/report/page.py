@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from forerank.errors import InputError
 from forerank.files import write_atomically
 from forerank.report.retrieval import retrieval
-from forerank.report.summary import Choice, Section, headline, metrics, training
+from forerank.report.shell import html_page
+from forerank.report.summary import Choice, Section, categories, headline, metrics, training
 from forerank.report.thumbnails import MOST_BYTES
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def write_report(
         1
     """
     vectors, codes = _rows(embeddings, labels, table)
-    sections = [headline(evaluations, codes), metrics(evaluations), training(history, choice)]
+    sections = [headline(evaluations, codes), metrics(evaluations), categories(evaluations)]
+    sections.append(training(history, choice))
     lead = "" if table is None else table.name
     if vectors is not None and codes is not None:
         lead = f"{lead}: " * bool(lead) + f"{len(vectors):,} images of {len(np.unique(codes)):,} classes"
@@ -91,31 +92,13 @@ def _rows(
     return vectors, codes
 
 
-# Whatever a label or a path contains, the browser runs no script and asks no outside address.
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-
-
 def _page(title: str, lead: str, notes: Sequence[str], sections: Sequence[Section]) -> str:
-    style = resources("forerank.report").joinpath("page.css").read_text(encoding="utf-8")
     links = "".join(f'<a href="#{s.anchor}">{escape(s.title)}</a>' for s in sections if s.title)
-    said = "".join(f"<li>{escape(note[:1].upper() + note[1:])}</li>" for note in notes)
     body = "".join(
         f'<section id="{s.anchor}">{f"<h2>{escape(s.title)}</h2>" if s.title else ""}{s.body}</section>'
         for s in sections
     )
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="Forerank"><title>{escape(title)}</title>
-<link rel="icon" href="data:,"><style>{style}</style></head>
-<body><main><header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>
-<nav aria-label="sections">{links}</nav></header>
-{f'<ul class="notes">{said}</ul>' if said else ""}
-{body}
-<footer>Written by Forerank. This page is one file and asks nothing of the network.</footer>
-</main></body></html>
-"""
+    return html_page(title, body, lead=lead, links=links, notes=notes)
 
 
 def _settings(recipe: Mapping[str, Any], versions: Mapping[str, Any]) -> Section:

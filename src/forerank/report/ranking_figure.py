@@ -111,7 +111,7 @@ def ranking_svg(
     def centre(place: int) -> float:
         return _CELL * (place + 1.5) + 12
 
-    for j, i, strength, charge in _arrows(ranking):
+    for j, i, strength, charge in _arrows(ranking.is_positive, ranking.charges):
         a, b = centre(i), centre(j)
         rise = min(_ARROWS - 10, 22 + 11 * (i - j))
         thick = 1 + 2.6 * strength
@@ -187,22 +187,9 @@ def ranking_figure(
 def _draw(
     axes: "Axes", ranking: Ranking, files: Sequence[Path] | None, names: Sequence[Any] | NDArray[Any] | None
 ) -> None:
-    from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+    from matplotlib.patches import FancyBboxPatch
 
-    for j, i, strength, _ in _arrows(ranking):
-        arrow = FancyArrowPatch(
-            (i, 0.5),
-            (j, 0.5),
-            connectionstyle=f"arc3,rad={min(0.5, 0.28 + 0.06 / (i - j)):.2f}",
-            arrowstyle="-|>",
-            mutation_scale=8,
-            shrinkA=2,
-            shrinkB=2,
-            linewidth=0.7 + 1.8 * strength,
-            color=_BAD,
-            alpha=0.25 + 0.65 * strength,
-        )
-        axes.add_patch(arrow)
+    draw_arrows(axes, ranking.is_positive, ranking.charges, _BAD, height=0.5)
     highest = max(float(ranking.penalties.max(initial=0.0)), 1e-300)
     for place in range(-1, len(ranking.rows)):
         row = ranking.query if place < 0 else int(ranking.rows[place])
@@ -241,12 +228,41 @@ def _draw(
     axes.axis("off")
 
 
-def _arrows(ranking: Ranking) -> list[tuple[int, int, float, float]]:
+def draw_arrows(
+    axes: "Axes", is_positive: NDArray[np.bool_], charges: NDArray[np.float64], colour: str, *, height: float
+) -> None:
+    """Draw an arrow from every positive to every negative before it, as wide and dark as its charge.
+
+    Args:
+        is_positive, charges: (n,) of the items at x = 0, 1, 2, ...
+        height: where the arrows begin and end.
+    """
+    from matplotlib.patches import FancyArrowPatch
+
+    for j, i, strength, _ in _arrows(is_positive, charges):
+        arrow = FancyArrowPatch(
+            (i, height),
+            (j, height),
+            connectionstyle=f"arc3,rad={min(0.5, 0.28 + 0.06 / (i - j)):.2f}",
+            arrowstyle="-|>",
+            mutation_scale=8,
+            shrinkA=2,
+            shrinkB=2,
+            linewidth=0.7 + 1.8 * strength,
+            color=colour,
+            alpha=0.25 + 0.65 * strength,
+        )
+        axes.add_patch(arrow)
+
+
+def _arrows(
+    is_positive: NDArray[np.bool_], charges: NDArray[np.float64]
+) -> list[tuple[int, int, float, float]]:
     """(negative's place, positive's place, strength to draw, charge) of the shown arrows, weakest first."""
     arrows = [
-        (j, int(i), float(ranking.charges[i]))
-        for i in np.flatnonzero(ranking.is_positive)
-        for j in np.flatnonzero(~ranking.is_positive[:i]).tolist()
+        (j, int(i), float(charges[i]))
+        for i in np.flatnonzero(is_positive)
+        for j in np.flatnonzero(~is_positive[:i]).tolist()
     ]
     # Relative to the strongest arrow drawn: a positive before all negatives charges nobody, whatever f'(0).
     strongest = max((charge for *_, charge in arrows), default=0.0) or 1.0

@@ -7,42 +7,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerank.metrics.intervals import class_intervals
+from forerank.metrics.registry import shown
 from forerank.report.charts import Line
-
-_NAMES = {
-    "map": "mAP",
-    "map@r": "mAP@R",
-    "r_precision": "R-precision",
-    "mrr": "MRR",
-    "nmi": "NMI",
-    "dists@intra": "distance within classes",
-    "dists@inter": "distance between classes",
-}
-_SHARES = ("recall@", "map", "r_precision", "mrr", "nmi")
-
-
-def shown_name(metric: str) -> str:
-    """
-    >>> shown_name("recall@10"), shown_name("map@r")
-    ('Recall@10', 'mAP@R')
-    """
-    return _NAMES.get(metric, metric.replace("recall@", "Recall@"))
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric is a share of one, shown in percent."""
-    return metric.startswith(_SHARES)
 
 
 def shown_value(metric: str, value: float, signed: bool = False) -> str:
-    """
+    """A figure as the report shows it, percentages without their sign.
+
     >>> shown_value("recall@1", 0.8126), shown_value("dists@intra", 0.25), shown_value("map", -0.01, True)
     ('81.3', '0.250', '−1.0')
     """
-    if math.isnan(value):
-        return "–"
-    text = f"{100 * value:+.1f}" if is_share(metric) else f"{value:+.3f}"
-    return (text if signed else text.lstrip("+")).replace("-", "−")
+    return shown(metric, value, digits=1, signed=signed, mark=False)
 
 
 def figures(evaluation: Mapping[str, Any]) -> dict[str, float]:
@@ -96,16 +72,9 @@ def paired_interval(
     >>> paired_interval(np.zeros(50, bool), np.ones(50, bool), np.arange(50) // 5)
     (1.0, 1.0)
     """
-    _, code = np.unique(classes, return_inverse=True)
-    size = np.bincount(code).astype(np.float64)  # (C,)
-    gain = np.bincount(code, weights=after.astype(np.float64) - before)  # (C,)
-    generator = np.random.default_rng(seed)
-    changes = []
-    for _ in range(draws):
-        times = np.bincount(generator.integers(len(size), size=len(size)), minlength=len(size))
-        changes.append(times @ gain / (times @ size))
-    low, high = np.quantile(changes, (0.025, 0.975))
-    return float(low), float(high)
+    gain = after.astype(np.float64) - before
+    low, high = class_intervals(gain[:, None], classes, draws=draws, seed=seed)[:, 0].tolist()
+    return low, high
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

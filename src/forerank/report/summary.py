@@ -7,6 +7,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from forerank.metrics.registry import find_metric, is_better, is_share
+from forerank.metrics.registry import title as title_of
+from forerank.metrics.result import category_table, html_table
 from forerank.report import charts, readings
 
 
@@ -49,7 +52,7 @@ def headline(evaluations: Mapping[str, Any], labels: NDArray[Any] | None) -> Sec
         else ""
     )
     meaning = " (percent of queries whose nearest image is right)" if metric == "recall@1" else ""
-    what = f'<p class="what">{escape(readings.shown_name(metric))}{meaning}</p>'
+    what = f'<p class="what">{escape(title_of(metric))}{meaning}</p>'
     left = f'<div>{what}<div class="numbers">{numbers}</div>{change}</div>'
     return Section("headline", "", f'<div class="headline card">{left}<div>{dots}</div></div>')
 
@@ -58,20 +61,20 @@ def _number(name: str, evaluation: Any, metric: str, kind: str) -> str:
     value = readings.shown_value(metric, readings.figures(evaluation)[metric])
     spread = readings.interval(evaluation, metric)
     ends = "" if spread is None else f"<br>{' to '.join(readings.shown_value(metric, e) for e in spread)}"
-    unit = "<small>%</small>" if readings.is_share(metric) else ""
+    unit = "<small>%</small>" if is_share(metric) else ""
     return f'<div class="number {kind}"><b>{value}{unit}</b><span>{escape(name)}{ends}</span></div>'
 
 
 def _change(before: Any, after: Any, metric: str, labels: NDArray[Any] | None) -> str:
     difference = readings.figures(after)[metric] - readings.figures(before)[metric]
-    says, kind = "", "up" if difference > 0 else "down" if difference < 0 else ""
+    says, kind = "", "up" if is_better(metric, difference, 0) else "down" if difference else ""
     spread = readings.recall_difference(before, after, labels) if metric == "recall@1" else None
     if spread is not None:
         ends = " to ".join(readings.shown_value(metric, end, True) for end in spread)
         unclear = spread[0] <= 0 <= spread[1]
         says = f" <small>95% interval {ends}{': no clear difference' if unclear else ''}</small>"
         kind = "" if unclear else kind
-    unit = " points" if readings.is_share(metric) else ""
+    unit = " points" if is_share(metric) else ""
     return f'<div class="change {kind}">{readings.shown_value(metric, difference, True)}{unit}{says}</div>'
 
 
@@ -98,10 +101,12 @@ def metrics(evaluations: Mapping[str, Any]) -> Section:
             cells.append(f"<td>{readings.shown_value(metric, one.get(metric, float('nan')))}{ends}</td>")
         if several:
             change = read[last].get(metric, float("nan")) - read[first].get(metric, float("nan"))
-            better = readings.is_share(metric) and abs(change) > 5e-4  # distances are neither good nor bad
-            kind = ("up" if change > 0 else "down") if better else ""
+            judged = (
+                abs(change) > 5e-4 and find_metric(metric)[0].better
+            )  # a distance is neither good nor bad
+            kind = ("up" if is_better(metric, change, 0) else "down") if judged else ""
             cells.append(f'<td class="{kind}">{readings.shown_value(metric, change, True)}</td>')
-        rows.append(f'<tr><th scope="row">{escape(readings.shown_name(metric))}</th>{"".join(cells)}</tr>')
+        rows.append(f'<tr><th scope="row">{escape(title_of(metric))}</th>{"".join(cells)}</tr>')
     table = f"<table><thead><tr><th>metric</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     note = '<p class="under">Shares in percent. Small print: 95% confidence intervals.</p>'
     curve = _recall_curve(read)
@@ -109,6 +114,20 @@ def metrics(evaluations: Mapping[str, Any]) -> Section:
     card = f'<div class="card"><div class="scroll">{table}</div></div>'
     body = f'{note}<div class="charts {kind}">{card}{curve}</div>'
     return Section("metrics", "All figures", body)
+
+
+def categories(evaluations: Mapping[str, Any]) -> Section:
+    """Figures per category of the last evaluation, worst first, if it has them."""
+    last = [*evaluations.values()][-1] if evaluations else None
+    each = getattr(last, "categories", None)
+    if not each:
+        return Section("categories", "", "")
+    under = (
+        '<p class="under">Queries of each category against the whole gallery, the worst category first.</p>'
+    )
+    table = html_table(*category_table(each))
+    body = f'{under}<div class="card"><div class="scroll">{table}</div></div>'
+    return Section("categories", "By category", body)
 
 
 def _recall_curve(read: Mapping[str, Mapping[str, float]]) -> str:
@@ -150,8 +169,10 @@ def training(history: Sequence[Mapping[str, Any]], choice: Choice | None) -> Sec
         if best:
             value = readings.shown_value(choice.figure, best[0])
             mark = (float(choice.step), f"kept: step {choice.step:,}, {value}")
-        title = f"{readings.shown_name(choice.figure)}, by which the checkpoint is chosen"
-        drawn += charts.line_chart(title, chosen, x_label=axis, y_label="percent", share=True, mark=mark)
+        title = f"{title_of(choice.figure)}, by which the checkpoint is chosen"
+        share = is_share(choice.figure)
+        unit = "percent" if share else find_metric(choice.figure)[0].unit
+        drawn += charts.line_chart(title, chosen, x_label=axis, y_label=unit, share=share, mark=mark)
     if choice is None or not choice.figure.startswith("recall"):
         axis, recalls = readings.curves(history, "recall")
         drawn += charts.line_chart("Validation recall", recalls, x_label=axis, y_label="percent", share=True)

@@ -110,6 +110,8 @@ class ResultTable:
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
         return f'<div class="scroll">{table}</div>{notes}'
 
+    _repr_html_ = to_html  # what a notebook shows
+
     def _shown(self) -> list[list[str]]:
         return [
             [

@@ -3,16 +3,15 @@
 import csv
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
 from forerank.data.table import BOX_COLUMNS
 from forerank.files import write_atomically
+from forerank.report.shell import html_page
 from forerank.report.thumbnails import Thumbnails
 from forerank.search.label_audit import Audit, AuditScore
 
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 OWN_STYLE = """
 .row { display: flex; flex-wrap: wrap; gap: .7rem; align-items: flex-start; padding: .9rem 0;
   border-top: 1px solid var(--rule); }
@@ -67,19 +66,13 @@ def write_page(
     """One self-contained HTML file: the worst `shown` images, split classes, confused pairs."""
     picture = Thumbnails(found.table.files, found.table.box, side=104)
     sections = [_suspects(found, picture, shown), _split(found, picture), _confused(found, picture)]
-    style = resources("forerank.report").joinpath("page.css").read_text(encoding="utf-8") + OWN_STYLE
-    said = f"<ul class='notes'><li>{escape(str(checked))}.</li></ul>" if checked else ""
     suspects = int(found.suspect.sum())
     lead = (
         f"{suspects:,} of {len(found.table):,} labels are likely wrong, {len(found.split_classes):,} of "
         f"{len(found.table.classes):,} classes lie around several centres."
     )
-    text = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>
-<style>{style}</style></head><body><main><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>{said}
-{"".join(sections)}</main></body></html>
-"""
+    notes = [f"{checked}."] if checked else []
+    text = html_page(title, "".join(sections), lead=lead, notes=notes, style=OWN_STYLE)
 
     write_atomically(path, text)
 

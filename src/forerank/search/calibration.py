@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from forerank.errors import InputError
+from forerank.metrics.intervals import class_intervals, wilson_interval
 from forerank.ranking.hard_rows import unit_rows
-from forerank.ranking.hard_same import compared
+from forerank.ranking.hard_same import TIE, compared
 from forerank.search.engine import Engine, Vectors
 from forerank.search.index import Index
 
@@ -168,7 +169,7 @@ def choose_threshold(
     given = np.cumsum(weight[order])
     correct = np.cumsum((weight * right)[order])
     # Equal similarities are accepted together: only the last of them is a possible threshold.
-    last = np.append(np.diff(similarity[order]) != 0, True)
+    last = np.append(np.diff(similarity[order]) < -TIE, True)
     enough = np.arange(1, len(order) + 1) >= min_answers
     curve = np.where(last & enough, correct / given, 0.0)
     good = np.flatnonzero(curve >= precision)
@@ -197,32 +198,12 @@ def choose_threshold(
 
 
 def _interval(given: Floats, right: Floats, names: npt.NDArray[np.str_], seed: int) -> tuple[float, float]:
-    """95% interval of sum(right) / sum(given), by resampling classes: images of one class err together."""
+    """95% interval of sum(right) / sum(given), drawing classes anew: images of one class err together."""
+    low, high = class_intervals(right[:, None], names, given, seed=seed)[:, 0].tolist()
     classes, code = np.unique(names, return_inverse=True)
-    given_by_class = np.bincount(code, weights=given, minlength=len(classes))
-    right_by_class = np.bincount(code, weights=right, minlength=len(classes))
-    generator = np.random.default_rng([seed, 1])
-    ratios = []
-    for _ in range(1000):
-        times = np.bincount(generator.integers(0, len(classes), len(classes)), minlength=len(classes))
-        total = float(times @ given_by_class)
-        if total > 0:
-            ratios.append(float(times @ right_by_class) / total)
-    low, high = np.quantile(ratios, [0.025, 0.975])
+    answered, wrong = (np.bincount(code, weight, len(classes)) for weight in (given, given - right))
     # A rare error is missing from most draws: where few classes err, the classes answered set the limits.
-    if (given_by_class - right_by_class > 1e-12).sum() < 5:
-        total = float((given_by_class > 0).sum())
-        wilson_low, wilson_high = _wilson(right.sum() / given.sum(), total)
-        low, high = min(low, wilson_low), max(high, wilson_high)
+    if (wrong > 1e-12).sum() < 5:
+        wilson = wilson_interval(float(right.sum() / given.sum()), int((answered > 0).sum()))
+        low, high = min(low, wilson[0]), max(high, wilson[1])
     return float(low), float(high)
-
-
-def _wilson(share: float, count: float, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval of a share seen in `count` independent cases.
-
-    >>> [round(x, 3) for x in _wilson(1.0, 20)]
-    [0.839, 1.0]
-    """
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    reach = z / (1 + z * z / count) * np.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
-    return float(middle - reach), float(min(1.0, middle + reach))

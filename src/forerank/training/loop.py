@@ -18,6 +18,7 @@ import torch
 
 from forerank.console import say
 from forerank.machine import choose_device
+from forerank.metrics.registry import is_better, told
 from forerank.training.assemble import Assembly, assemble, build_model
 from forerank.training.batches import Batch, Stream
 from forerank.training.checkpoint import (
@@ -221,17 +222,16 @@ def _validate(a: Assembly, state: State, record: Record, run: Path, interruption
         raise InterruptedRun(run, state.step, interruption.signal) from None
     state.validated = state.step
     figure = a.recipe.evaluation.choose_by
-    improved = evaluation[figure] > state.best
+    improved = is_better(figure, evaluation[figure], state.best)
     state.stale = 0 if improved else state.stale + 1
     if improved:
         state.best, state.best_step = float(evaluation[figure]), state.step
         _save(run, a, state, BEST)
-    figures = {name: float(evaluation[name]) for name in ("recall@1", "map@r")}
+    figures = dict(evaluation)
     record.add(state.step, validation=figures)
     if a.processes.first:
         remark = ", the best so far" if improved else ""
-        shown = ", ".join(f"{name} {100 * value:.2f}" for name, value in figures.items())
-        say(f"step {state.step:,}: validation {shown}{remark}")
+        say(f"step {state.step:,}: validation {told(figures)}{remark}")
 
 
 def _save(run: Path, a: Assembly, state: State, link: str) -> None:

@@ -15,6 +15,7 @@ from forerank.data.dataset import collate
 from forerank.data.preprocessing import Views
 from forerank.metrics import Evaluation, evaluate
 from forerank.metrics.inputs import checked_ks
+from forerank.metrics.registry import usual_metrics
 from forerank.training.batches import FeatureRows, loading_processes
 from forerank.training.interruption import leave_signals_to_parent
 from forerank.training.processes import Processes, bar, collect, shard
@@ -99,10 +100,11 @@ def measure(
     ks = checked_ks(recipe.evaluation.ks if full else (1,), queries, gallery, cut=True)
     usual = {
         "ks": ks,
-        "nmi": full and recipe.evaluation.nmi,
-        "distances": full,
+        "metrics": [*(usual_metrics() if full else ("recall@1", "map@r")), recipe.evaluation.choose_by],
+        "nmi": recipe.evaluation.nmi,
         "ignore": table.sequence,
         "per_query": full,
+        "categories": table.category if full else None,
         "bootstrap": 1000 if full else 0,
         "distributed": processes.count > 1,
     }

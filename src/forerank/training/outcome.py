@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from forerank.console import format_table, say
 from forerank.errors import ForerankError
 from forerank.metrics import Evaluation
-from forerank.metrics.result import PerQuery
+from forerank.metrics.registry import shown, title, told
 from forerank.models import EmbeddingModel, load_model, save_model
 from forerank.report import Choice, write_report
 from forerank.training.assemble import Assembly, build_model, encode
@@ -25,7 +24,6 @@ from forerank.training.recipe import Recipe, nested
 from forerank.training.record import RESULTS, Record, read_json, versions, write_json
 
 BEFORE = "before.json"
-SHOWN = ("recall@1", "recall@2", "recall@4", "recall@8", "recall@5", "recall@10", "map@r", "nmi")
 
 
 @dataclass(frozen=True)
@@ -50,13 +48,11 @@ def results_table(test: Mapping[str, Mapping[str, float]]) -> str:
     untrained     50.00
     trained       75.00
     """
-    from forerank.report.readings import shown_name
-
     keys = next(iter(test.values()))
     recalls = sorted((k for k in keys if k.startswith("recall@")), key=lambda k: int(k.partition("@")[2]))
     columns = [*recalls, *[k for k in ("map@r", "nmi") if k in keys]]
-    rows = [[name, *[f"{100 * metrics[c]:.2f}" for c in columns]] for name, metrics in test.items()]
-    return format_table(["test", *[shown_name(c) for c in columns]], rows)
+    rows = [[name, *[shown(c, metrics[c], mark=False) for c in columns]] for name, metrics in test.items()]
+    return format_table(["test", *[title(c) for c in columns]], rows)
 
 
 def before_name(recipe: Recipe) -> str:
@@ -87,7 +83,7 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
         advice = f"remove {run} to start again"
         known = read_json(stored, ("choice", "test"), advice)
         try:
-            tests = {name: evaluation_from_dict(value) for name, value in known["test"].items()}
+            tests = {name: Evaluation.from_dict(value) for name, value in known["test"].items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ForerankError(f"{stored} is damaged ({error}): {advice}") from error
         return {"choice": known["choice"], "test": tests}
@@ -118,24 +114,10 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
         measured = {"test": evaluations.get(name), "validation": chooser}
         for part, evaluation in measured.items():
             if evaluation is not None:
-                figures = ", ".join(f"{key} {100 * evaluation[key]:.2f}" for key in ("recall@1", "map@r"))
-                say(f"{name}: {part} {figures}")
+                keys = dict.fromkeys(("recall@1", "map@r", recipe.evaluation.choose_by))
+                say(f"{name}: {part} {told({key: evaluation[key] for key in keys if key in evaluation})}")
     wait_for_all(processes)
     return {"choice": choice, "test": evaluations}
-
-
-def evaluation_from_dict(plain: Mapping[str, Any]) -> Evaluation:
-    """The inverse of `Evaluation.to_dict`."""
-    arrays = plain.get("per_query")
-    return Evaluation(
-        figures=plain["metrics"],
-        intervals={name: (low, high) for name, (low, high) in plain.get("intervals", {}).items()},
-        optimistic=plain.get("optimistic", {}),
-        counts=plain["counts"],
-        settings=plain["settings"],
-        spread=plain.get("spread", {}),
-        per_query=None if arrays is None else PerQuery(**{name: np.asarray(v) for name, v in arrays.items()}),
-    )
 
 
 def _pixels(images: torch.Tensor) -> torch.Tensor:
@@ -219,7 +201,7 @@ def notes_of(
     if choice is not None and state["best_step"] == 0:
         notes.append(
             f"training did not raise {recipe.evaluation.choose_by} on the validation classes above the "
-            f"{before_name(recipe)} model's {100 * choice:.2f}: that model is kept"
+            f"{before_name(recipe)} model's {shown(recipe.evaluation.choose_by, choice)}: that model is kept"
         )
     if choice is None:
         notes.append("no validation classes were held out: the last checkpoint is the model")

@@ -12,6 +12,7 @@ from forerank.data import Table, hold_out, merge_classes, noisy_labels, open_tab
 from forerank.data.registry import DATA_SETS
 from forerank.errors import InputError
 from forerank.machine import choose_device
+from forerank.metrics.registry import find_metric
 from forerank.models.backbones import is_name, split_names, with_absolute_file
 from forerank.models.embedding import saved_folder
 from forerank.models.storage import saved_spec
@@ -22,6 +23,15 @@ from forerank.training.recipe import OWN_LOSS, Recipe
 USUAL_CLASSES = 64
 
 
+def check_choice(name: str) -> None:
+    """Refuse a metric that cannot choose a checkpoint."""
+    metric = find_metric(name)[0]
+    if metric.of != "ranks" or metric.better is None:
+        raise InputError(
+            f"evaluation.choose_by must be a ranking metric, such as recall@1 or map@r, not {name}"
+        )
+
+
 def open_parts(recipe: Recipe) -> dict[str, Table]:
     """The tables "train", "validation" (may be empty) and "test", classes held out where there are none."""
     d = recipe.data
@@ -29,6 +39,7 @@ def open_parts(recipe: Recipe) -> dict[str, Table]:
         if key in d.options:
             raise InputError(f"data.options cannot hold {key!r}: give data.{key}")
     table = open_table(d.source, root=d.root, **d.options)
+    check_choice(recipe.evaluation.choose_by)
     if recipe.seed < 0:
         raise InputError(f"seed must be 0 or more, not {recipe.seed}")
     for name, share in (("data.validation", d.validation), ("data.test", d.test)):

@@ -33,10 +33,13 @@ def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
         return embed(lambda x: encode(model, x, recipe, processes.device), part, recipe, processes), recipe
 
 
-def evaluate_run(run: Path, split: str = "test", **options: Any) -> Evaluation:
+def evaluate_run(run: Path, split: str = "test", *, by_category: bool = False, **options: Any) -> Evaluation:
     """Evaluate a run's best model on the part of its data that training never saw.
 
     `options` of `evaluate` (ks, nmi, ties, ...) replace what the recipe says.
     """
     embedded, recipe = embed_run(run, split)
+    if by_category and embedded.table.category is None:
+        raise InputError(f"--by-category needs data with categories, and {embedded.table.name} has none")
+    options["categories"] = embedded.table.category if by_category else None
     return measure(embedded, recipe, Processes(0, 1, torch.device("cpu")), full=True, **options)

@@ -143,9 +143,9 @@ class EvaluationSection:
 
     every: int | None = setting(None, "steps between validations; null: once per epoch")
     patience: int | None = setting(10, "validations without a better recall before stopping; null: never")
-    choose_by: Literal["recall@1", "map@r"] = setting(
+    choose_by: str = setting(
         "recall@1",
-        "figure that chooses the checkpoint; with few validation classes mAP@R is the steadier one",
+        "ranking metric that chooses the checkpoint; with few validation classes map@r is the steadier one",
     )
     choose_on: Literal["validation", "test"] = setting(
         "validation", "part that chooses the checkpoint; test is what the authors did, and the report says so"
