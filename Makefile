@@ -44,7 +44,7 @@ bench: .venv/dev.stamp ## every benchmark, one after the other (about half an ho
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 docs: .venv/dev.stamp ## build the documentation into site/; a broken link or docstring is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # --quiet would switch the strictness off
 	@echo "site/index.html"
 
 clean: ## remove the environment and everything built

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,9 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
 def test_pictures_and_files_that_a_page_names_exist(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+def test_the_install_page_names_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(set(extras) - {"docs", "dev"})

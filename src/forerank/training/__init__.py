@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from forerank.training.processes import is_first_process, joined
     from forerank.training.recipe import Recipe, load_recipe, override, recipe_names
     from forerank.training.record import is_run, prepare_run, read_history, remove_finished_run
+    from forerank.training.run_evaluation import embed_run, evaluate_run
 
 
 def __getattr__(name: str) -> Any:
