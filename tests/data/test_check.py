@@ -104,7 +104,7 @@ def test_the_command_prints_and_exits(class_folder: Path, capsys: pytest.Capture
     assert report["broken"] == {"class0/0.png": "the file is empty"}
     assert report["problems"] == 1
     assert run(["data", "check", str(class_folder / "nowhere")]) == 2
-    assert "nor a folder" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_counts_stand_beside_the_published_ones(

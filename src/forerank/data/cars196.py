@@ -1,6 +1,7 @@
 """Cars196 (Stanford Cars): the first 98 models train, the last 98 test."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from forerank.data.data_set import Archive, DataSet
 from forerank.data.image_files import image_files
 from forerank.data.lists import find_root
 from forerank.data.table import Table
-from forerank.errors import InputError
+from forerank.errors import InputError, require
 
 TITLE = "Cars196"
 CLASSES, TRAIN_CLASSES = 196, 98
@@ -31,8 +32,8 @@ def recognise(root: Path) -> bool:
 def read(root: Path, *, boxes: bool = False) -> Table:
     """Read `cars_annos.mat`, or `devkit/` with `cars_train/` and `cars_test/`, or class folders.
 
-    Class folders (as on Kaggle) are numbered in alphabetical order, which is the order of the official
-    numbers.
+    The .mat files need scipy. Class folders (as on Kaggle) are numbered in alphabetical order, which is
+    the order of the official numbers.
 
     Args:
         boxes: cut every car out by its bounding box (.mat layouts only).
@@ -48,7 +49,7 @@ def read(root: Path, *, boxes: bool = False) -> Table:
             places = [p for p in (root / "devkit" / name, root / name) if p.is_file()]
             if not places:
                 raise InputError(
-                    f"{TITLE}: there is no list file {root / 'devkit' / name} (nor {root / name})"
+                    f"{TITLE}: there is no list file {root / 'devkit' / name} or {root / name}"
                 )
             rows += _annotations(places[0], "fname", f"{folder}/")
     else:
@@ -68,9 +69,8 @@ def read(root: Path, *, boxes: bool = False) -> Table:
 
 def _annotations(file: Path, path_field: str, prefix: str) -> list[tuple[str, int, tuple[int, ...]]]:
     """Path, class number and box (x1, y1, x2, y2) of every image in a .mat file."""
-    from scipy.io import loadmat
-
-    content = loadmat(str(file), squeeze_me=True, struct_as_record=True)
+    scipy_io: Any = require("scipy.io")
+    content = scipy_io.loadmat(str(file), squeeze_me=True, struct_as_record=True)
     if "annotations" not in content or path_field not in (content["annotations"].dtype.names or ()):
         raise InputError(f"{TITLE}: {file} has no annotations with the field {path_field!r}")
     annotations = np.atleast_1d(content["annotations"])
