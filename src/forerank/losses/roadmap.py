@@ -69,7 +69,11 @@ class RoadmapLoss(SupAPLoss):
     ) -> Tensor:
         ranking = super().loss_of(embeddings, classes, references, rank_batch=rank_batch)
         calibration = self.calibrate(embeddings, classes, references, rank_batch=rank_batch)
-        return (1 - self.calibration) * ranking + self.calibration * calibration
+        return ranking + self.calibration * calibration
+
+    def penalty(self, negatives: Tensor, positives: Tensor, number: Tensor) -> tuple[Tensor, Tensor, None]:
+        cost, slope, _ = super().penalty(negatives, positives, number)
+        return (1 - self.calibration) * cost, (1 - self.calibration) * slope, None
 
     def calibrate(
         self, embeddings: Tensor, classes: ClassColumns, references: Tensor | None, *, rank_batch: bool
