@@ -176,3 +176,17 @@ def test_an_empty_cell_means_the_same_in_every_reader(tmp_path: Path) -> None:
     for read in (Table.read_csv, read_labels):
         with pytest.raises(InputError, match="line 3: is_query is empty where other rows say 1"):
             read(tmp_path / "t.csv")
+
+
+def test_other_columns_of_a_csv_are_kept(tmp_path):
+    (tmp_path / "shop.csv").write_text("path,label,price,URL\n1.jpg,a,9.90,x\n2.jpg,b,,y\n")
+    table = Table.read_csv(tmp_path / "shop.csv")
+    assert {name: column.tolist() for name, column in table.further.items()} == {
+        "price": ["9.90", ""],
+        "URL": ["x", "y"],
+    }
+    assert table.where([1]).further["URL"].tolist() == ["y"]
+    table.write_csv(tmp_path / "again.csv")
+    assert Table.read_csv(tmp_path / "again.csv").further["price"].tolist() == ["9.90", ""]
+    with pytest.raises(InputError, match="column 'price' has 1 rows"):
+        table.with_columns(further={"price": ["1"]})

@@ -1,5 +1,6 @@
 """The JSON API: what it says is what the index says."""
 
+import httpx
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
@@ -108,11 +109,14 @@ def test_the_description_is_whole_and_needs_nothing_from_outside(client):
     assert "docs.js" in client.get("/docs").text
 
 
-def test_a_calibrated_index_says_no_match(shapes_index, retriever, picture):
+def test_a_calibrated_index_says_no_match(shapes_index, retriever, picture, tmp_path):
+    import shutil
+
     from forerank.search import Index
 
-    index = Index.open(shapes_index, model=retriever)
-    index.meta = {**index.meta, "threshold": {"similarity": 0.999, "precision": 0.9, "low": 0.8, "high": 1.0}}
+    shutil.copytree(shapes_index, tmp_path / "calibrated")
+    index = Index.open(tmp_path / "calibrated", model=retriever)
+    index.store_threshold({"similarity": 0.999, "precision": 0.9, "low": 0.8, "high": 1.0})
     with TestClient(create_app(index), base_url="http://localhost") as client:
         answer = client.post("/api/search", content=picture()).json()
         assert answer["found"] is False
@@ -166,11 +170,11 @@ def test_few_uploads_are_decoded_at_once(index, picture, monkeypatch):
     import time
     from concurrent.futures import ThreadPoolExecutor
 
-    from forerank.web import app
+    from forerank.web.uploads import Decoders
 
     inside, most, lock = 0, 0, threading.Lock()
 
-    def counted(*arguments, real=app.decode):
+    def counted(*arguments, real=Decoders.decode):
         nonlocal inside, most
         with lock:
             inside += 1
@@ -182,8 +186,25 @@ def test_few_uploads_are_decoded_at_once(index, picture, monkeypatch):
             with lock:
                 inside -= 1
 
-    monkeypatch.setattr(app, "decode", counted)
+    monkeypatch.setattr(Decoders, "decode", counted)
     with TestClient(create_app(index), base_url="http://localhost") as client, ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: client.post("/api/search", content=picture()), range(8)))
     assert {answer.status_code for answer in answers} == {200}
     assert most == 2
+
+
+def test_columns_of_the_csv_come_back(shapes, retriever, serving, tmp_path):
+    from forerank.search import Index, build_index
+
+    files = sorted(shapes.rglob("[01].jpg"))
+    lines = [f"{file},{file.parent.name},{i}" for i, file in enumerate(files)]
+    (tmp_path / "shop.csv").write_text("\n".join(["path,label,price", *lines]) + "\n")
+    build_index(retriever, tmp_path / "shop.csv", tmp_path / "index")
+    with serving(Index.open(tmp_path / "index", model=retriever)) as site:
+        assert httpx.get(f"{site}/api/index").json()["columns"] == ["price"]
+        rows = httpx.get(f"{site}/api/gallery").json()["rows"]
+        assert sorted(row["path"] for row in rows) == [file.relative_to(shapes).as_posix() for file in files]
+        assert [int(row["columns"]["price"]) for row in rows] == list(range(len(files)))
+        hits = httpx.post(f"{site}/api/search?k=1", content=files[3].read_bytes(), timeout=60).json()["hits"]
+        assert hits[0]["columns"] == {"price": "3"}
+        assert httpx.get(f"{site}/api/rows/{rows[5]['id']}").json()["columns"] == {"price": "5"}

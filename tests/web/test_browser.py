@@ -267,12 +267,12 @@ def test_a_hundred_thousand_images_do_not_choke_it(open_page, serving, tmp_path,
         page.close()
 
 
-def test_no_match_is_said(open_page, serving, shapes_index, retriever, picture):
-    index = Index.open(shapes_index, model=retriever)
-    index.meta = {
-        **index.meta,
-        "threshold": {"similarity": 0.9999, "precision": 0.95, "low": 0.9, "high": 1.0},
-    }
+def test_no_match_is_said(open_page, serving, shapes_index, retriever, picture, tmp_path):
+    import shutil
+
+    shutil.copytree(shapes_index, tmp_path / "calibrated")
+    index = Index.open(tmp_path / "calibrated", model=retriever)
+    index.store_threshold({"similarity": 0.9999, "precision": 0.95, "low": 0.9, "high": 1.0})
     with serving(index) as site:
         page = open_page(site)
         page.set_input_files("#file", {"name": "a.jpg", "mimeType": "image/jpeg", "buffer": picture()})
