@@ -35,7 +35,7 @@ def similarity_histogram(
     generator = np.random.default_rng(seed)
     some = np.sort(generator.choice(queries, min(sample, len(queries)), replace=False))
     edges = np.linspace(-1.0, 1.0, bins + 1)
-    found = np.zeros((2, bins))
+    histogram = np.zeros((2, bins))
     unit = rows.float32(some)
     for start in range(0, len(gallery), 4096):
         items = gallery[start : start + 4096]
@@ -46,6 +46,6 @@ def similarity_histogram(
         if ignore is not None:
             counted &= ignore[some][:, None] != ignore[items]
         for row, mask in enumerate((positive & counted, ~positive)):
-            found[row] += np.bincount(where[mask], minlength=bins)
-    positives, negatives = found / np.maximum(found.sum(axis=1, keepdims=True), 1)
+            histogram[row] += np.bincount(where[mask], minlength=bins)
+    positives, negatives = histogram / np.maximum(histogram.sum(axis=1, keepdims=True), 1)
     return SimilarityHistogram(edges, positives, negatives)

@@ -64,7 +64,7 @@ class ClassColumns:
             places[order] = torch.arange(len(order), device=device)
             skipped = places[own_columns] - starts
         numbers = sizes - (skipped < sizes).to(sizes.dtype)
-        # Its own company alone does not make a query: it needs a positive that is not itself.
+        # A query needs a positive other than itself.
         eligible = sizes > (0 if own_columns is None else 1)
         total = int(eligible.sum())
         rows = torch.arange(len(query_codes), device=device)[keep]

@@ -83,7 +83,7 @@ def hard_ranks(
 
 
 def _parts(pairs: Integers, memory: int) -> Iterator[Integers]:
-    """Consecutive queries whose positives together fit in a quarter of the memory (64 bytes a pair)."""
+    """Consecutive queries whose positives together fit in a quarter of the memory (64 bytes per pair)."""
     limit = max(1, memory // 4 // 64)
     total = np.cumsum(np.maximum(pairs, 1))
     start = 0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerank.ranking import hard_screen as screen
 from forerank.ranking.hard_rows import UnitRows
-from forerank.ranking.hard_same import Integers, Positives
+from forerank.ranking.hard_same import Integers, Thresholds
 from forerank.ranking.hard_tile import Limits, limits
 
 BLOCK = 2048  # rows and columns of a tile
@@ -33,7 +33,7 @@ class Block:
         return len(self.index)
 
     def unit(self, rows: UnitRows, dtype: torch.dtype) -> Tensor:
-        """The unit vectors (n, D), kept until `vectors` is replaced; only float64 is made anew each time."""
+        """The unit vectors (n, D), kept until `vectors` is replaced; only float64 is made again each time."""
         if dtype == torch.float64:
             return rows.float64(self.index)
         vectors = self.vectors  # another thread may replace it meanwhile
@@ -53,7 +53,12 @@ class Queries(Block):
     """Rows that are queries too, with the similarities of their positives as thresholds."""
 
     def __init__(
-        self, index: Integers, positives: Positives, some: Integers, rows: UnitRows, dtype: torch.dtype
+        self,
+        index: Integers,
+        positives: Thresholds,
+        some: Integers,
+        rows: UnitRows,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__(index)
         self.dtype = dtype  # the coarsest screen that makes sense for these queries
@@ -87,7 +92,7 @@ def query_blocks(
     rows: UnitRows,
     queries: Integers,
     gallery: Integers,
-    positives: Positives,
+    positives: Thresholds,
     some: Integers,
     size: int,
     *,
@@ -119,7 +124,7 @@ def query_blocks(
 
 
 def _judge(
-    rows: UnitRows, queries: Integers, gallery: Integers, positives: Positives, some: Integers
+    rows: UnitRows, queries: Integers, gallery: Integers, positives: Thresholds, some: Integers
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Which queries a bfloat16 screen decides well, judged by a sample of the gallery.
 
@@ -146,7 +151,7 @@ def _judge(
     return easy, height
 
 
-def _thresholds(positives: Positives, some: Integers, device: torch.device) -> tuple[Tensor, Tensor]:
+def _thresholds(positives: Thresholds, some: Integers, device: torch.device) -> tuple[Tensor, Tensor]:
     """Similarities (C, P) of the positives of some queries, ascending, and their places in the flat list."""
     end = positives.offsets[some + 1]
     number = end - positives.offsets[some]

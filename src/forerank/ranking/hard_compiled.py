@@ -117,8 +117,8 @@ class _Side:
         query, item, p = self.rest[: self.seen[0]].T.astype(np.int64)
         if len(query):
             exact = self.rows.similarity(self.block.index[query], self.other.index[item]).numpy()
-            found = compared(exact, self.queries.threshold[query, p])
-            for count, chosen in zip((above, tied), found, strict=True):
+            both = compared(exact, self.queries.threshold[query, p])
+            for count, chosen in zip((above, tied), both, strict=True):
                 np.add.at(count, (query[chosen], p[chosen]), 1)
         self.block.add(torch.from_numpy(above), torch.from_numpy(tied))
         return True

@@ -16,8 +16,8 @@ from forerank.ranking import hard_blocks
 from forerank.ranking import hard_screen as screen
 from forerank.ranking.hard_blocks import Block, Queries, plain_blocks, query_blocks
 from forerank.ranking.hard_rows import UnitRows
-from forerank.ranking.hard_same import TIE, Candidates, Integers, Positives, compared
-from forerank.ranking.hard_tile import Verdict, count_exact, count_tile
+from forerank.ranking.hard_same import TIE, Candidates, Integers, Thresholds, compared
+from forerank.ranking.hard_tile import TileCounts, count_exact, count_tile
 
 DOTS = 4096  # pairs whose vectors are gathered together
 # Pairs from which compiled code pays, though compiling it takes seconds the first time on a machine; and from
@@ -94,14 +94,14 @@ class Counter:
             bounds = side.limits(other, self.rows.dim, dtype)
             if dtype == torch.float64:
                 side.add(*count_exact(values, bounds))
-            elif (verdict := count_tile(values, bounds)) is None:
+            elif (counts := count_tile(values, bounds)) is None:
                 crowded.append((side, other))
             else:
-                self._settle(verdict, side, other)
+                self._decide(counts, side, other)
         return crowded
 
-    def _settle(self, verdict: Verdict, side: Queries, other: Block) -> None:
-        above, query, item, p = verdict
+    def _decide(self, counts: TileCounts, side: Queries, other: Block) -> None:
+        above, query, item, p = counts
         tied = torch.zeros_like(above)
         threshold = side.threshold[query, p]
         gap = self._dots(side, other, query, item) - threshold
@@ -116,18 +116,18 @@ class Counter:
 
     def _dots(self, side: Block, other: Block, query: Tensor, item: Tensor) -> Tensor:
         left, right = side.unit(self.rows, torch.float32), other.unit(self.rows, torch.float32)
-        found = torch.empty(len(query), dtype=torch.float64, device=query.device)
+        dots = torch.empty(len(query), dtype=torch.float64, device=query.device)
         for start in range(0, len(query), DOTS):
             some = slice(start, start + DOTS)
-            found[some] = (left[query[some]].double() * right[item[some]].double()).sum(dim=1)
-        return found
+            dots[some] = (left[query[some]].double() * right[item[some]].double()).sum(dim=1)
+        return dots
 
 
 def count_gallery(
     rows: UnitRows,
     candidates: Candidates,
     chosen: Integers,
-    positives: Positives,
+    positives: Thresholds,
     *,
     precision: str,
     memory: int,
@@ -208,7 +208,12 @@ def _counter(device: torch.device, pairs: int, *, quick: bool) -> type[Counter]:
 
 
 def _count_float64(
-    rows: UnitRows, queries: Integers, gallery: Integers, positives: Positives, some: Integers, counts: Tensor
+    rows: UnitRows,
+    queries: Integers,
+    gallery: Integers,
+    positives: Thresholds,
+    some: Integers,
+    counts: Tensor,
 ) -> None:
     """Queries with many positives: find each item's place among the sorted thresholds, in float64."""
     number = torch.from_numpy(positives.offsets[some + 1] - positives.offsets[some])

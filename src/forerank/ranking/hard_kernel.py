@@ -88,19 +88,19 @@ def _within_own(values: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> 
 
 # A branch that is taken every other time costs more than writing down a place that turns out wrong.
 @_compiled()
-def _find(values: NDArray[Any], low: float, high: float, found: NDArray[np.int64]) -> int:
+def _find(values: NDArray[Any], low: float, high: float, hits: NDArray[np.int64]) -> int:
     count = 0
     for j in range(values.shape[0]):
-        found[count] = j
+        hits[count] = j
         count += (values[j] >= low) & (values[j] <= high)
     return count
 
 
 @_compiled()
-def _find_own(values: NDArray[Any], low: NDArray[Any], high: NDArray[Any], found: NDArray[np.int64]) -> int:
+def _find_own(values: NDArray[Any], low: NDArray[Any], high: NDArray[Any], hits: NDArray[np.int64]) -> int:
     count = 0
     for j in range(values.shape[0]):
-        found[count] = j
+        hits[count] = j
         count += (values[j] >= low[j]) & (values[j] <= high[j])
     return count
 
@@ -143,7 +143,7 @@ def _compare_own(
 
 
 @_compiled()
-def _settle(
+def _decide(
     side: Side, items: NDArray[np.float32], query: int, item: int, p: int, margin: float,
     above: NDArray[np.uint32], i: int, j: int, rest: NDArray[np.int32], seen: NDArray[np.int64],
 ) -> None:  # fmt: skip
@@ -174,7 +174,7 @@ def _sparse_row(
                 if values[j] > highs[p]:
                     above[i, p] += 1
                 elif values[j] >= lows[p]:
-                    _settle(side, items, i, group + j, p, margin, above, i, p, rest, seen)
+                    _decide(side, items, i, group + j, p, margin, above, i, p, rest, seen)
                 else:
                     break
 
@@ -191,7 +191,7 @@ def count_rows(
     counts are then worthless. So `rest` needs `room` places and those of one more step (TOGETHER segments).
     """
     width = tile.shape[1]
-    found = np.empty(GROUP, np.int64)
+    hits = np.empty(GROUP, np.int64)
     for i in range(start, stop):
         number = side.number[i]
         if number == 0:
@@ -219,9 +219,9 @@ def count_rows(
                     part = row[group : min(end, group + GROUP)]
                     if _within(part, lows[p], highs[p]) == 0:
                         continue
-                    for k in range(_find(part, lows[p], highs[p], found)):
-                        item = group + found[k]
-                        _settle(side, items, i, item, p, margin, above, i, p, rest, seen)
+                    for k in range(_find(part, lows[p], highs[p], hits)):
+                        item = group + hits[k]
+                        _decide(side, items, i, item, p, margin, above, i, p, rest, seen)
 
 
 @_compiled()
@@ -242,7 +242,7 @@ def _sparse_columns(
                 if values[j] > side.high[p, query]:
                     above[p, query] += 1
                 elif values[j] >= side.low[p, query]:
-                    _settle(side, items, query, i, p, margin, above, p, query, rest, seen)
+                    _decide(side, items, query, i, p, margin, above, p, query, rest, seen)
                 else:
                     break
 
@@ -257,7 +257,7 @@ def count_columns(
     Rows are taken four at a time: the tile must have so many, those beyond its items below every threshold.
     """
     most, width = side.low.shape
-    found = np.empty(GROUP, np.int64)
+    hits = np.empty(GROUP, np.int64)
     for i in range(start, stop, TOGETHER):
         for begin in range(0, width, SEGMENT):
             if seen[1] > room:
@@ -288,9 +288,9 @@ def count_columns(
                         lows, highs = side.low[p][group:last], side.high[p][group:last]
                         if _within_own(part, lows, highs) == 0:
                             continue
-                        for k in range(_find_own(part, lows, highs, found)):
-                            query = group + found[k]
-                            _settle(side, items, query, row, p, margin, above, p, query, rest, seen)
+                        for k in range(_find_own(part, lows, highs, hits)):
+                            query = group + hits[k]
+                            _decide(side, items, query, row, p, margin, above, p, query, rest, seen)
 
 
 @_compiled()

@@ -62,8 +62,8 @@ class UnitRows:
             if left.device.type == "cpu":
                 dots: NDArray[np.float64] = np.einsum("nd,nd->n", left.numpy(), right.numpy())
                 return dots
-            found: NDArray[np.float64] = torch.linalg.vecdot(left, right).cpu().numpy()
-            return found
+            products: NDArray[np.float64] = torch.linalg.vecdot(left, right).cpu().numpy()
+            return products
 
         dots = torch.from_numpy(in_parts(part, len(first), step))
         return (dots / (self.length[first] * self.length[second])).to(self.device)
@@ -138,7 +138,7 @@ def _usable(device: torch.device | str) -> torch.device:
         torch.empty(0, dtype=torch.float64, device=place)
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         raise InputError(
-            f"device {str(device)!r} cannot count here, for want of the device or of float64 on it: "
+            f"device {str(device)!r} cannot count here, because it is unavailable or lacks float64: "
             "give device='cpu'."
         ) from error
     return place

@@ -43,7 +43,7 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Positives:
+class Thresholds:
     """The positives of some queries, ragged: those of query i stand at offsets[i]:offsets[i+1].
 
     Most similar first. `same_above` and `same_from` count the items of the query's own label (positives,
@@ -75,7 +75,7 @@ def same_label(candidates: Candidates) -> SameLabel:
     return SameLabel(candidates.gallery[order], start, np.searchsorted(labels, wanted, side="right") - start)
 
 
-def positives_of(rows: UnitRows, candidates: Candidates, same: SameLabel, chosen: Integers) -> Positives:
+def positives_of(rows: UnitRows, candidates: Candidates, same: SameLabel, chosen: Integers) -> Thresholds:
     """Similarities of the positives of the chosen queries (positions in `candidates.queries`), exactly.
 
     Padded blocks of queries with like numbers of same-label items keep the work in whole-array operations.
@@ -103,7 +103,7 @@ def positives_of(rows: UnitRows, candidates: Candidates, same: SameLabel, chosen
             len(t)
         )
         similarity[where], above[where], reach[where] = t, a, r
-    return Positives(offsets, similarity, above, reach)
+    return Thresholds(offsets, similarity, above, reach)
 
 
 def _padded_block(

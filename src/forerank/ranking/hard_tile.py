@@ -19,7 +19,7 @@ class Limits(NamedTuple):
     high: Tensor  # an item above is surely above the threshold
 
 
-class Verdict(NamedTuple):
+class TileCounts(NamedTuple):
     """What a tile says about one side's queries."""
 
     sure: Tensor  # (C, P) items surely above each threshold
@@ -34,7 +34,7 @@ def limits(threshold: Tensor, margin: float, dtype: torch.dtype) -> Limits:
     return Limits((threshold - margin).to(dtype), (threshold + margin).to(dtype))
 
 
-def count_tile(tile: Tensor, bounds: Limits) -> Verdict | None:
+def count_tile(tile: Tensor, bounds: Limits) -> TileCounts | None:
     """Count on a tile (C, B) whose rows are queries; None if too much stays undecided.
 
     The thresholds of a query ascend: an item that does not reach the first reaches none.
@@ -47,11 +47,11 @@ def count_tile(tile: Tensor, bounds: Limits) -> Verdict | None:
     sure = torch.zeros(bounds.low.shape, dtype=torch.int64, device=tile.device)
     sure.index_add_(0, query, above.long())
     which, threshold = torch.nonzero((value >= bounds.low[query]) & ~above, as_tuple=True)
-    return Verdict(sure, query[which], item[which], threshold)
+    return TileCounts(sure, query[which], item[which], threshold)
 
 
-def _count_all(tile: Tensor, bounds: Limits) -> Verdict | None:
-    sure, found = torch.zeros_like(bounds.low, dtype=torch.int64), []
+def _count_all(tile: Tensor, bounds: Limits) -> TileCounts | None:
+    sure, undecided = torch.zeros_like(bounds.low, dtype=torch.int64), []
     room = tile.numel() // CROWDED
     for p, (low, high) in enumerate(zip(bounds.low.unbind(1), bounds.high.unbind(1), strict=True)):
         reached, passed = tile >= low[:, None], tile > high[:, None]
@@ -60,8 +60,8 @@ def _count_all(tile: Tensor, bounds: Limits) -> Verdict | None:
         room -= len(query)
         if room < 0:
             return None
-        found.append(torch.stack([query, item, torch.full_like(query, p)]))
-    return Verdict(sure, *torch.cat(found, dim=1))
+        undecided.append(torch.stack([query, item, torch.full_like(query, p)]))
+    return TileCounts(sure, *torch.cat(undecided, dim=1))
 
 
 def count_exact(tile: Tensor, bounds: Limits) -> tuple[Tensor, Tensor]:

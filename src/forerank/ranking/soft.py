@@ -205,18 +205,18 @@ def _count(
 
     for first in range(0, total, chunk):
         last = min(first + chunk, total)
-        found = classes.of_queries(first, last)
-        mine = queries[first:last] if classes.in_order else queries[found.rows]  # (C, D)
+        asking = classes.of_queries(first, last)
+        mine = queries[first:last] if classes.in_order else queries[asking.rows]  # (C, D)
         scores = similarity[: last - first]  # (C, M), in temperatures
         torch.addmm(scores, mine, ranked.t(), beta=0, alpha=scale, out=scores)
-        positive = scores.gather(1, found.positives)  # (C, P)
-        scores.scatter_(1, found.own_class, -math.inf)  # sigmoid(-inf) = 0: only negatives are left to count
+        positive = scores.gather(1, asking.positives)  # (C, P)
+        scores.scatter_(1, asking.own_class, -math.inf)  # sigmoid(-inf) = 0: only negatives are left to count
         # All negatives so far behind the last positive add less than LEFT_OUT to its R.
-        reach = positive.masked_fill(~found.valid, math.inf).amin(1, keepdim=True) - out_of_reach
-        kept = _columns_in_reach(scores, reach, found) if on_cpu else None
-        items, places = ranked, found.positives
+        reach = positive.masked_fill(~asking.valid, math.inf).amin(1, keepdim=True) - out_of_reach
+        kept = _columns_in_reach(scores, reach, asking) if on_cpu else None
+        items, places = ranked, asking.positives
         if kept is not None:
-            items, places = ranked[kept], torch.searchsorted(kept, found.positives)
+            items, places = ranked[kept], torch.searchsorted(kept, asking.positives)
             scores = scores[:, kept]
 
         moved = torch.zeros_like(positive)
@@ -225,7 +225,7 @@ def _count(
             rows = slice(top, min(top + taken, last - first))
             slots = classes.numbers[first + top]  # the most that any query of this block has
             of = Positives(
-                positive[rows, :slots], found.valid[rows, :slots], found.numbers[rows], classes.total
+                positive[rows, :slots], asking.valid[rows, :slots], asking.numbers[rows], classes.total
             )
             count = count_block if settings.interpolation is None else interpolate_block
             cost, moved[rows, :slots] = count(scores[rows], of, penalty, settings, wanted, block)
@@ -240,7 +240,7 @@ def _count(
         if query_grad is not None and classes.in_order:
             query_grad[first:last].addmm_(gradient, items, alpha=scale)
         elif query_grad is not None:
-            query_grad.index_add_(0, found.rows, gradient @ items, alpha=scale)
+            query_grad.index_add_(0, asking.rows, gradient @ items, alpha=scale)
         if ranked_grad is not None and kept is None:
             ranked_grad.addmm_(gradient[:, : len(ranked_grad)].t(), mine, alpha=scale)
         elif ranked_grad is not None and kept is not None:
@@ -250,7 +250,7 @@ def _count(
     return loss
 
 
-def _columns_in_reach(scores: Tensor, reach: Tensor, found: QueryChunk) -> Tensor | None:
+def _columns_in_reach(scores: Tensor, reach: Tensor, asking: QueryChunk) -> Tensor | None:
     """Columns (sorted) where some query counts anything, if leaving out the others pays; else None.
 
     Scores out of reach become -inf. The gradient in a column of those is zero: the backward products can do
@@ -261,7 +261,7 @@ def _columns_in_reach(scores: Tensor, reach: Tensor, found: QueryChunk) -> Tenso
     idle = scores < reach  # NaN is not idle, so that it reaches the loss
     scores.masked_fill_(idle, -math.inf)
     used = idle.logical_not_().any(0)
-    used[found.positives] = True
+    used[asking.positives] = True
     return used.nonzero()[:, 0] if int(used.sum()) < WORTHWHILE * len(used) else None
 
 

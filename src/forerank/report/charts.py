@@ -12,6 +12,8 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from forerank import console
+
 WIDTH, HEIGHT = 440, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 14, 12, 40
 _MOST_POINTS = 240  # a longer line is averaged into this many bins, its spread drawn as a band
@@ -60,7 +62,7 @@ def percent(value: float) -> str:
     >>> percent(0.6035)
     '60.4'
     """
-    return f"{100 * value:.1f}"
+    return console.percent(value, mark=False)
 
 
 def whole_percent(value: float) -> str:

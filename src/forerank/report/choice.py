@@ -1,4 +1,4 @@
-"""Which queries a report shows: those that fare worst, and for balance some that fare best."""
+"""Which queries a report shows: the worst ones, and for balance some of the best."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray

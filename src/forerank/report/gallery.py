@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerank.console import percent
 from forerank.metrics import ConfusedPair, PerQuery, RankedLists
 
 
@@ -67,7 +68,7 @@ def query_card(pictures: Pictures, lists: RankedLists, each: PerQuery, place: in
     wrong = "nothing wrong" if before == 0 else f"{before:,} wrong image{'s' * (before != 1)}"
     facts = (
         f"{wrong} before the first right one · "
-        f"average precision {100 * each.average_precision[place]:.1f} · "
+        f"average precision {percent(each.average_precision[place], mark=False)} · "
         f"{count:,} right image{'s' * (count != 1)} to find"
     )
     label = escape(f"results for a query of class {pictures.names[query]}")

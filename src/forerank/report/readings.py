@@ -32,8 +32,8 @@ def figures(evaluation: Mapping[str, Any]) -> dict[str, float]:
 
 def interval(evaluation: Any, metric: str) -> tuple[float, float] | None:
     """The confidence interval of a metric, when the evaluation carries one."""
-    found = (getattr(evaluation, "intervals", None) or {}).get(metric)
-    return None if found is None else (float(found[0]), float(found[1]))
+    ends = (getattr(evaluation, "intervals", None) or {}).get(metric)
+    return None if ends is None else (float(ends[0]), float(ends[1]))
 
 
 def first_ranks(evaluation: Any) -> NDArray[np.int64] | None:
@@ -83,13 +83,13 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     >>> flat({"step": 3, "validation": {"recall@1": 0.5}, "note": "x"})
     {'step': 3.0, 'validation/recall@1': 0.5}
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}/")
+            numbers |= flat(value, f"{prefix}{name}/")
         elif isinstance(value, int | float | np.number) and not isinstance(value, bool):
-            found[f"{prefix}{name}"] = float(value)
-    return found
+            numbers[f"{prefix}{name}"] = float(value)
+    return numbers
 
 
 def curves(history: Sequence[Mapping[str, Any]], wanted: str) -> tuple[str, list[Line]]:

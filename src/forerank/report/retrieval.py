@@ -111,12 +111,12 @@ def _charges(
     pictures: Pictures,
     loss: tuple[str, dict[str, Any]],
 ) -> Section:
-    """The query among a few middling ones in whose list right and wrong alternate most."""
+    """The query among a few of medium difficulty in whose list right and wrong alternate most."""
     loss_name, settings = loss
-    middling = np.flatnonzero((each.first_rank <= 8) & (each.average_precision < 0.95) & (each.positives > 1))
-    if not len(middling):
+    medium = np.flatnonzero((each.first_rank <= 8) & (each.average_precision < 0.95) & (each.positives > 1))
+    if not len(medium):
         return Section("penalties", "", "")
-    tried = each.query[middling[np.linspace(0, len(middling) - 1, min(12, len(middling))).astype(int)]]
+    tried = each.query[medium[np.linspace(0, len(medium) - 1, min(12, len(medium))).astype(int)]]
     slope = derivative(loss_name, **settings)
     rankings = [rank_query(rows, codes, int(q), slope, gallery=gallery, ignore=ignore) for q in tried]
 

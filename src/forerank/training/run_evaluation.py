@@ -41,5 +41,6 @@ def evaluate_run(run: Path, split: str = "test", *, by_category: bool = False, *
     embedded, recipe = embed_run(run, split)
     if by_category and embedded.table.category is None:
         raise InputError(f"--by-category needs data with categories, and {embedded.table.name} has none")
+    options.setdefault("metrics", None)  # the usual ones, whatever chose the checkpoint
     options["categories"] = embedded.table.category if by_category else None
     return measure(embedded, recipe, Processes(0, 1, torch.device("cpu")), full=True, **options)
