@@ -178,6 +178,7 @@ METRICS: dict[str, Metric] = {
         of="vectors",
     ),
 }
+"""The metrics by name. `evaluate`, reports, recipes (`choose_by`) and the paper read them here."""
 
 
 def find_metric(name: str) -> tuple[Metric, int | None]:
