@@ -9,20 +9,21 @@ the queries (both are measured on the same queries, so only those that changed c
 """
 
 import argparse
-import os
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerank.console import format_table
-from forerank.data import Table, evaluation_view, open_table, read_image
-from forerank.data.threads import map_in_threads
-from forerank.models import create_model, keep_freed_memory
+from forerank.data import Table, open_table, read_image
+from forerank.data.preprocessing import evaluation_array
+from forerank.models import EmbeddingModel, create_model, keep_freed_memory
+from forerank.models.inference import open_network
+from forerank.models.pipeline import compute_vectors
 
 Hits = NDArray[np.bool_]
 
@@ -43,29 +44,31 @@ def open_sample(source: str, images: int) -> Table:
     return table.where(keep)
 
 
+class BothPoolings(nn.Module):
+    """Images to the average and the generalised mean of one feature map, (N, 2 C)."""
+
+    def __init__(self, model: EmbeddingModel) -> None:
+        super().__init__()
+        self.backbone, self.pool = model.backbone, model.pool
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.backbone(images)
+        assert self.pool is not None
+        return torch.cat([features.mean((2, 3)), self.pool(features)], dim=1)
+
+
 def pooled(table: Table, backbone: str, size: int) -> tuple[Tensor, Tensor]:
     """Unit features (N, C) by average pooling and by GeM, from one pass over the images."""
     model = create_model(backbone, embedding_dim=None, pooling="gem").eval()
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    assert model.pool is not None
-    preprocessing = model.preprocessing.at_size(size)
+    views = model.preprocessing.at_size(size)
+    network = open_network(BothPoolings(model).eval(), views.shape, f"both-{backbone}-{size}")
 
-    def view(file: object) -> Tensor:
-        return evaluation_view(read_image(str(file), shrink_to=preprocessing.resize), preprocessing)
+    def read(file: Path) -> NDArray[np.float32]:
+        return evaluation_array(read_image(file, shrink_to=views.resize), views)
 
-    views = map_in_threads(view, table.files, workers=os.cpu_count() or 1, ahead=64)
-    averages, gems = [], []
-    with torch.inference_mode():
-        for batch in _batches(views, 32):
-            maps = model.backbone(batch.contiguous(memory_format=torch.channels_last))
-            averages.append(maps.mean((2, 3)))
-            gems.append(model.pool(maps))
-    return F.normalize(torch.cat(averages)), F.normalize(torch.cat(gems))
-
-
-def _batches(views: Iterator[Tensor], size: int) -> Iterator[Tensor]:
-    while batch := list(islice(views, size)):
-        yield torch.stack(batch)
+    batches = [vectors for _, vectors, _ in compute_vectors(read, table.files, network, batch_size=32)]
+    average, gem = torch.from_numpy(np.concatenate(batches)).chunk(2, dim=1)
+    return F.normalize(average), F.normalize(gem)
 
 
 def first_is_right(vectors: Tensor, labels: NDArray[np.int64]) -> Hits:

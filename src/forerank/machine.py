@@ -21,6 +21,7 @@ PURPOSES = {
     "timm": "backbones timm:NAME, the paper's ResNet-50",
     "hf": "backbones hf:NAME",
     "onnx": "forerank export --onnx",
+    "openvino": "faster embedding and indexing on processors",
     "heic": "HEIC photographs (iPhone)",
     "weights": "EfficientNet-lite1 and lite2 with ImageNet weights",
 }
@@ -131,6 +132,7 @@ def describe() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_gib": round(memory / 2**30, 1),
         "bf16_instructions": cpu_has_bf16(),
+        "inference": "openvino" if device == "cpu" and "openvino" not in missing else "torch",
         "extras": {
             extra: {
                 "purpose": purpose,

@@ -153,10 +153,9 @@ def test_a_bad_upload_is_told_and_the_page_goes_on(open_page, site, picture):
 
 def test_an_empty_index(open_page, serving, retriever, tmp_path, picture):
     from forerank.search import open_engine
-    from forerank.search.model import model_identity
 
     engine = open_engine(tmp_path / "empty")
-    model = {"fingerprint": model_identity(retriever.model), "source": "efficientnet-lite0"}
+    model = {"fingerprint": retriever.identity, "source": "efficientnet-lite0"}
     with engine.update(retriever.dim, model["fingerprint"]) as update:
         update.complete([], {"model": model, "root": str(tmp_path)}, None)
     with serving(Index.open(tmp_path / "empty", model=retriever)) as site:

@@ -3,6 +3,12 @@
 from forerank.console import format_table, print_json
 from forerank.machine import describe
 
+# What the processor's instructions for half precision mean for embed and index.
+_BF16 = {
+    True: "yes: embed and index take --precision bf16 (faster; the guide to models says what it changes)",
+    False: "no: embed and index stay in fp32",
+}
+
 
 def doctor(*, json: bool = False) -> None:
     """Print what this machine has: torch, device, threads, optional parts, what is missing.
@@ -24,7 +30,8 @@ def doctor(*, json: bool = False) -> None:
         ("device", f"{machine['device']} ({machine['device_name']}, {machine['devices']} device(s))"),
         ("cores / torch threads", f"{machine['cores']} / {machine['threads']}"),
         ("memory", f"{machine['memory_gib']} GiB"),
-        ("bf16 instructions", "yes" if machine["bf16_instructions"] else "no"),
+        ("bf16 instructions", _BF16[machine["bf16_instructions"]]),
+        ("embedding and indexing", f"by {machine['inference']} in fp32"),
     ]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:

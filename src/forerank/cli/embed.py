@@ -16,6 +16,8 @@ def embed(
     output: Annotated[Path, Parameter(name=["--output", "-o"])],
     batch_size: int = 64,
     device: str = "auto",
+    engine: str = "auto",
+    precision: str = "fp32",
     on_bad: str = "refuse",
     json: bool = False,
 ) -> None:
@@ -35,6 +37,10 @@ def embed(
         Pictures that go through the network at once.
     device
         auto, cpu, cuda, ...
+    engine
+        auto, torch or openvino (pip install 'forerank[openvino]'), which is faster on a processor.
+    precision
+        fp32, or bf16: faster where the processor has it, and some neighbours change.
     on_bad
         refuse: stop at a picture that cannot be decoded. skip: leave it out and say so.
     json
@@ -43,9 +49,11 @@ def embed(
     from forerank.models import Retriever, embed_files, keep_freed_memory
 
     keep_freed_memory()
-    written, skipped = embed_files(
-        lambda: Retriever.load(model, device=device, batch_size=batch_size), images, output, on_bad=on_bad
-    )
+
+    def load() -> Retriever:
+        return Retriever.load(model, device=device, batch_size=batch_size, engine=engine, precision=precision)
+
+    written, skipped = embed_files(load, images, output, on_bad=on_bad)
     for file in skipped:
         say(f"left out, cannot be decoded: {file}")
     if json:

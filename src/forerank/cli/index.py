@@ -18,6 +18,7 @@ def index(
     replace: bool = False,
     rehash: bool = False,
     strict: bool = False,
+    precision: str = "fp32",
     json: bool = False,
 ) -> None:
     """Embed images and keep the vectors where they can be searched.
@@ -49,6 +50,8 @@ def index(
         Read every file again instead of trusting the size and time of unchanged ones.
     strict
         Stop at an image that cannot be read instead of leaving it out.
+    precision
+        fp32, or bf16: faster where the processor has it, and some neighbours change. See forerank doctor.
     json
         Print what was done as JSON.
     """
@@ -67,6 +70,7 @@ def index(
         replace=replace,
         rehash=rehash,
         on_bad="refuse" if strict else "skip",
+        precision=precision,
     )
     if json:
         print_json(asdict(report))

@@ -1,15 +1,41 @@
 """Images on disk -> a table -> labelled batches."""
 
-from forerank.data.check import Check, check_table
-from forerank.data.data_set import DataSet
-from forerank.data.dataset import ImageDataset, collate
-from forerank.data.decode import BadImageError, read_image
-from forerank.data.open import open_table
-from forerank.data.preprocessing import Preprocessing, evaluation_view, training_view
-from forerank.data.registry import DATA_SETS
-from forerank.data.sampler import ClassBalancedSampler
-from forerank.data.split import hold_out, merge_classes, noisy_labels, random_gallery
-from forerank.data.table import Table
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forerank.data.check import Check, check_table
+    from forerank.data.data_set import DataSet
+    from forerank.data.dataset import ImageDataset, collate
+    from forerank.data.decode import BadImageError, read_image
+    from forerank.data.open import open_table
+    from forerank.data.preprocessing import Preprocessing, evaluation_view, training_view
+    from forerank.data.registry import DATA_SETS
+    from forerank.data.sampler import ClassBalancedSampler
+    from forerank.data.split import hold_out, merge_classes, noisy_labels, random_gallery
+    from forerank.data.table import Table
+
+# Name -> module: a picture is decoded without loading torch, which only the data sets need.
+_WHERE = {
+    "Check": "check",
+    "check_table": "check",
+    "DataSet": "data_set",
+    "ImageDataset": "dataset",
+    "collate": "dataset",
+    "BadImageError": "decode",
+    "read_image": "decode",
+    "open_table": "open",
+    "Preprocessing": "preprocessing",
+    "evaluation_view": "preprocessing",
+    "training_view": "preprocessing",
+    "DATA_SETS": "registry",
+    "ClassBalancedSampler": "sampler",
+    "hold_out": "split",
+    "merge_classes": "split",
+    "noisy_labels": "split",
+    "random_gallery": "split",
+    "Table": "table",
+}
 
 __all__ = [
     "DATA_SETS",
@@ -31,3 +57,9 @@ __all__ = [
     "read_image",
     "training_view",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'forerank.data' has no attribute {name!r}")
+    return getattr(import_module(f"forerank.data.{_WHERE[name]}"), name)

@@ -1,12 +1,30 @@
-"""Image batch -> unit vectors; pretrained weights; export."""
+"""Image batch -> unit vectors; pretrained weights; inference engines; export."""
 
-from forerank.models.backbones import list_backbones
-from forerank.models.embedding import EmbeddingModel, create_model
-from forerank.models.memory import keep_freed_memory
-from forerank.models.onnx_export import export_onnx
-from forerank.models.pooling import GeM
-from forerank.models.retriever import Retriever, embed_files
-from forerank.models.storage import load_model, save_model
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forerank.models.backbones import list_backbones
+    from forerank.models.embedding import EmbeddingModel, create_model
+    from forerank.models.memory import keep_freed_memory
+    from forerank.models.onnx_export import export_onnx
+    from forerank.models.pooling import GeM
+    from forerank.models.retriever import Retriever, embed_files
+    from forerank.models.storage import load_model, save_model
+
+# Name -> module: a converted model embeds a picture without loading torch.
+_WHERE = {
+    "list_backbones": "backbones",
+    "EmbeddingModel": "embedding",
+    "create_model": "embedding",
+    "keep_freed_memory": "memory",
+    "export_onnx": "onnx_export",
+    "GeM": "pooling",
+    "Retriever": "retriever",
+    "embed_files": "retriever",
+    "load_model": "storage",
+    "save_model": "storage",
+}
 
 __all__ = [
     "EmbeddingModel",
@@ -20,3 +38,9 @@ __all__ = [
     "load_model",
     "save_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'forerank.models' has no attribute {name!r}")
+    return getattr(import_module(f"forerank.models.{_WHERE[name]}"), name)

@@ -12,6 +12,7 @@ from forerank.data.preprocessing import SeveralViews, Views, views_from_dict
 from forerank.errors import InputError, unknown
 from forerank.models.backbones import Backbone, build_backbone, is_name
 from forerank.models.pooling import POOLINGS, pool_features
+from forerank.models.storage import load_model, saved_folder
 
 HEAD_STARTS = ("features", "random")
 
@@ -203,21 +204,10 @@ def build_from_spec(spec: Mapping[str, Any]) -> EmbeddingModel:
     return model
 
 
-def saved_folder(name: str) -> Path | None:
-    """The folder of the saved model that a name points to: itself, or a run folder's `best`; else None."""
-    folder = Path(name).expanduser()
-    for place in (folder, folder / "best"):
-        if (place / "model.safetensors").is_file() and (place / "model.json").is_file():
-            return place
-    return None
-
-
 def _continue_from(
     folder: Path, choices: dict[str, Any], pooling: str, pretrained: bool, head_start: str
 ) -> EmbeddingModel:
     """A saved model; its head is kept if the same head is asked for, else a new one sits on its backbone."""
-    from forerank.models.storage import load_model
-
     saved = load_model(folder)
     if pooling != "auto" and set(saved.spec["pooling"].split("+")) != {pooling}:
         raise InputError(f"{folder} was trained with pooling={saved.spec['pooling']}: leave the pooling out")

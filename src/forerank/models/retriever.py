@@ -1,27 +1,26 @@
 """Pictures in, vectors out: a trained or pretrained model in use."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from itertools import islice
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from forerank.console import is_text, progress_bar
 from forerank.data.decode import BadImageError, ImageSource, read_image
 from forerank.data.image_files import find_images
-from forerank.data.preprocessing import evaluation_view
-from forerank.data.threads import map_in_threads
+from forerank.data.preprocessing import Views, evaluation_array, views_from_dict
 from forerank.errors import InputError, unknown
 from forerank.files import write_atomically
-from forerank.machine import choose_device
-from forerank.models.backbones import is_name
-from forerank.models.embedding import EmbeddingModel, channels_last, create_model, saved_folder
-from forerank.models.storage import load_model
+from forerank.models.feature_cache import features_folder, find_features
+from forerank.models.inference import Network, cached_network, open_network
+from forerank.models.pipeline import compute_vectors
+from forerank.models.storage import load_model, saved_folder, saved_spec
+
+if TYPE_CHECKING:
+    from forerank.models.embedding import EmbeddingModel
 
 BAD_POLICIES = ("refuse", "skip")
 
@@ -33,6 +32,8 @@ class Retriever:
         model: from `create_model` or `load_model`; it is put into evaluation mode.
         device: "auto" takes a GPU where there is one; else a torch device such as "cpu" or "cuda:1".
         batch_size: pictures that go through the network at once.
+        engine: "torch", "openvino", or "auto": openvino on a processor where it is installed and pays.
+        precision: "fp32", or "bf16" where the processor has it: faster, and the vectors change a little.
 
     >>> import numpy as np
     >>> from forerank.models import create_model
@@ -41,26 +42,72 @@ class Retriever:
     (2, 8)
     """
 
-    def __init__(self, model: EmbeddingModel, *, device: str = "auto", batch_size: int = 64) -> None:
+    def __init__(
+        self,
+        model: "EmbeddingModel",
+        *,
+        device: str = "auto",
+        batch_size: int = 64,
+        engine: str = "auto",
+        precision: str = "fp32",
+    ) -> None:
+        import torch
+
+        from forerank.machine import choose_device
+
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {batch_size}")
-        self.device = torch.device(choose_device(device))
+        self.device = choose_device(device)
         # Channels last: the layout in which convolutions are fastest, on CPU and GPU alike.
         self.model = model.eval().to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.batch_size = batch_size
+        self.preprocessing: Views = model.preprocessing
+        self.dim = int(model.output_dim)
+        self.batch_size, self.engine, self.precision = batch_size, engine, precision
 
     @classmethod
-    def load(cls, source: str | Path, *, device: str = "auto", batch_size: int = 64) -> "Retriever":
+    def load(
+        cls,
+        source: str | Path,
+        *,
+        device: str = "auto",
+        batch_size: int = 64,
+        engine: str = "auto",
+        precision: str = "fp32",
+    ) -> "Retriever":
         """From a run folder, a model folder, or the name of a backbone (its pretrained features)."""
-        name = str(source)
-        if not is_name(name) and (saved_folder(name) is not None or Path(name).expanduser().is_dir()):
-            return cls(load_model(name), device=device, batch_size=batch_size)
-        return cls(create_model(name, embedding_dim=None), device=device, batch_size=batch_size)
+        from forerank.models.backbones import is_name
+        from forerank.models.embedding import create_model
 
-    @property
-    def dim(self) -> int:
-        """Width of the vectors."""
-        return int(self.model.output_dim)
+        name = str(source)
+        saved = not is_name(name) and (saved_folder(name) is not None or Path(name).expanduser().is_dir())
+        model = load_model(name) if saved else create_model(name, embedding_dim=None)
+        return cls(model, device=device, batch_size=batch_size, engine=engine, precision=precision)
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells this model from others: see `forerank.models.identity`."""
+        from forerank.models.identity import model_identity
+
+        return model_identity(self.model)
+
+    @cached_property
+    def network(self) -> Network:
+        """The network as its engine runs it, opened when the first picture is embedded."""
+        shape = self.preprocessing.shape
+        chosen = {"engine": self.engine, "precision": self.precision, "device": self.device}
+        return open_network(self.model, shape, self.identity, **chosen)
+
+    def known_vectors(self, files: Sequence[Path]) -> dict[int, NDArray[np.float32]]:
+        """Position in `files` -> vector (D,), of the images whose features training has computed and kept."""
+        import torch
+
+        folder = features_folder(self.model, self.network.engine, self.network.precision)
+        features = find_features(folder, files)
+        if not features:
+            return {}
+        with torch.inference_mode():
+            vectors = self.model.embed_features(torch.stack(list(features.values())).to(self.device))
+        return dict(zip(features, vectors.cpu().numpy(), strict=True))
 
     def embed(
         self, images: Sequence[ImageSource], *, progress: bool = True, on_bad: str = "refuse"
@@ -73,46 +120,71 @@ class Retriever:
             on_bad: "refuse" raises at the first picture that cannot be decoded, naming it; "skip" leaves a
                 row of NaN in its place.
         """
-        if on_bad not in BAD_POLICIES:
-            raise unknown("policy for bad images", on_bad, BAD_POLICIES)
-        if isinstance(images, str | bytes | Path):
-            images = [images]
-        vectors = np.full((len(images), self.dim), np.nan, dtype=np.float32)
-        with progress_bar("embedding", len(images) if progress else None) as advance:
-            for start, views in self._batches(images, on_bad):
-                good = [i for i, view in enumerate(views) if view is not None]
-                if good:
-                    rows = [start + i for i in good]
-                    vectors[rows] = self._forward(torch.stack([view for view in views if view is not None]))
-                advance(len(views))
-        return vectors
+        return _embed(
+            self.network,
+            self.preprocessing,
+            self.dim,
+            images,
+            self.batch_size,
+            progress=progress,
+            on_bad=on_bad,
+        )
 
-    def _forward(self, images: Tensor) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            images = channels_last(images.to(self.device, non_blocking=True))
-            vectors: NDArray[np.float32] = self.model(images).cpu().numpy()
-        return vectors
 
-    def _view(self, source: ImageSource, on_bad: str) -> Tensor | None:
-        p = self.model.preprocessing
+class ConvertedRetriever:
+    """A saved model whose converted network is in the cache: embeds as a `Retriever` does, without torch."""
+
+    def __init__(self, network: Network, preprocessing: Views, dim: int, identity: str) -> None:
+        self.network, self.preprocessing, self.dim = network, preprocessing, dim
+        self.identity = identity
+
+    @classmethod
+    def find(cls, folder: Path, identity: str, dim: int, precision: str) -> "ConvertedRetriever | None":
+        """The model of a folder by its identity, or None where its network was not converted here."""
+        network = cached_network(identity, precision)
+        if network is None:
+            return None
+        return cls(network, views_from_dict(saved_spec(folder)["preprocessing"]), dim, identity)
+
+    def embed(
+        self, images: Sequence[ImageSource], *, progress: bool = True, on_bad: str = "refuse"
+    ) -> NDArray[np.float32]:
+        """Unit vectors (N, D) of N pictures, as `Retriever.embed` gives them."""
+        return _embed(
+            self.network, self.preprocessing, self.dim, images, 64, progress=progress, on_bad=on_bad
+        )
+
+
+def _embed(
+    network: Network,
+    preprocessing: Views,
+    dim: int,
+    images: Sequence[ImageSource],
+    batch_size: int,
+    *,
+    progress: bool,
+    on_bad: str,
+) -> NDArray[np.float32]:
+    if on_bad not in BAD_POLICIES:
+        raise unknown("policy for bad images", on_bad, BAD_POLICIES)
+    if isinstance(images, str | bytes | Path):
+        images = [images]
+
+    def read(source: ImageSource) -> NDArray[np.float32] | None:
+        p = preprocessing
         try:
-            return evaluation_view(read_image(source, channels=p.channels, shrink_to=p.resize), p)
+            return evaluation_array(read_image(source, channels=p.channels, shrink_to=p.resize), p)
         except BadImageError:
             if on_bad == "refuse":
                 raise
             return None
 
-    def _batches(
-        self, images: Sequence[ImageSource], on_bad: str
-    ) -> Iterator[tuple[int, list[Tensor | None]]]:
-        """(first row, views) of batch after batch; threads decode the next ones while the network works."""
-        workers = min(8, os.cpu_count() or 1, len(images))
-        views = map_in_threads(
-            lambda source: self._view(source, on_bad), images, workers=workers, ahead=2 * self.batch_size
-        )
-        with closing(views):  # an interrupted caller does not leave threads decoding
-            for start in range(0, len(images), self.batch_size):
-                yield start, list(islice(views, self.batch_size))
+    vectors = np.full((len(images), dim), np.nan, dtype=np.float32)
+    with progress_bar("embedding", len(images) if progress else None) as advance:
+        for rows, computed, taken in compute_vectors(read, images, network, batch_size=batch_size):
+            vectors[rows] = computed
+            advance(taken)
+    return vectors
 
 
 def embed_files(

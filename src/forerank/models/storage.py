@@ -7,18 +7,19 @@ JSON beside it says the same to people and other programs.
 import json
 import struct
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerank import __version__
 from forerank.errors import InputError
 from forerank.files import write_atomically
-from forerank.models.backbones import load_weights
-from forerank.models.embedding import EmbeddingModel, build_from_spec, saved_folder
+
+if TYPE_CHECKING:
+    from forerank.models.embedding import EmbeddingModel
 
 FORMAT, VERSION = "forerank-model", 1
 
 
-def save_model(model: EmbeddingModel, folder: str | Path) -> None:
+def save_model(model: "EmbeddingModel", folder: str | Path) -> None:
     """Write a model to a folder, atomically."""
     from safetensors.torch import save
 
@@ -30,7 +31,16 @@ def save_model(model: EmbeddingModel, folder: str | Path) -> None:
     write_atomically(folder / "model.safetensors", content)
 
 
-def load_model(folder: str | Path) -> EmbeddingModel:
+def saved_folder(name: str) -> Path | None:
+    """The folder of the saved model that a name points to: itself, or a run folder's `best`; else None."""
+    folder = Path(name).expanduser()
+    for place in (folder, folder / "best"):
+        if (place / "model.safetensors").is_file() and (place / "model.json").is_file():
+            return place
+    return None
+
+
+def load_model(folder: str | Path) -> "EmbeddingModel":
     """The model in a folder (or in a run folder's `best`), in evaluation mode, on the CPU; asks no network.
 
     Raises:
@@ -38,6 +48,9 @@ def load_model(folder: str | Path) -> EmbeddingModel:
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
+
+    from forerank.models.backbones import load_weights
+    from forerank.models.embedding import build_from_spec
 
     place = saved_folder(str(folder))
     if place is None:

@@ -15,7 +15,7 @@ from forerank.data.threads import map_in_threads
 from forerank.errors import InputError
 from forerank.search.engine import Update, open_engine
 from forerank.search.images import Images, list_images
-from forerank.search.model import model_identity, refuse_other_model
+from forerank.search.model import refuse_other_model, split_identity, vectors_identity
 from forerank.search.rows import Row, hash_bytes, hash_file, open_plain
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class BuildReport:
     address: str
     count: int = 0
     embedded: int = 0  # images that went through the model in this run
+    reused: int = 0  # images whose features training had computed
     resumed: int = 0  # images embedded by an earlier run that was killed
     kept: int = 0  # images whose bytes the index already knew
     removed: int = 0  # rows of the old index that are gone
@@ -51,9 +52,10 @@ class BuildReport:
             return f"{self.address} is up to date: {self.count:,} images"
         rate = f", {self.embedded / self.seconds:.0f} images/s" if self.embedded and self.seconds else ""
         return (
-            f"{self.address}: {self.count:,} images ({self.embedded:,} embedded, {self.resumed:,} taken over "
-            f"from an interrupted run, {self.kept:,} kept, {self.removed:,} removed, {len(self.skipped):,} "
-            f"unreadable) in {self.seconds:.1f} s{rate}"
+            f"{self.address}: {self.count:,} images ({self.embedded:,} embedded, {self.reused:,} from the "
+            f"features of a training, {self.resumed:,} taken over from an interrupted run, "
+            f"{self.kept:,} kept, {self.removed:,} removed, {len(self.skipped):,} unreadable) "
+            f"in {self.seconds:.1f} s{rate}"
         )
 
 
@@ -67,6 +69,7 @@ def build_index(
     replace: bool = False,
     rehash: bool = False,
     on_bad: str = "skip",
+    precision: str = "fp32",
     part: int = PART,
 ) -> BuildReport:
     """Make the index at `address` hold exactly these images.
@@ -83,6 +86,7 @@ def build_index(
         replace: build everything again, with another model or where the old index is damaged.
         rehash: read every file again instead of trusting size and time of the unchanged ones.
         on_bad: "skip" leaves unreadable images out and reports them; "refuse" stops at the first.
+        precision: "fp32", or "bf16" where the processor has it; an index keeps the one it was built with.
         part: images between two points from which an interrupted run goes on.
 
     Example:
@@ -105,9 +109,8 @@ def build_index(
         raise InputError(
             f"the engine of {address} chooses its own kind of index: leave out --approximate and --exact."
         )
-    retriever = model if isinstance(model, Retriever) else Retriever.load(model)
+    retriever = model if isinstance(model, Retriever) else Retriever.load(model, precision=precision)
     source = _source(model)
-    identity = model_identity(retriever.model)
     wanted = list_images(images, split)
     try:
         try:
@@ -124,7 +127,11 @@ def build_index(
             old, known, gone = None, {}, {}  # damaged: nothing of it counts
         if old is not None and not replace:
             instead = "Give --replace to build it again from nothing, or another place."
-            refuse_other_model(str(address), old["model"], identity, source, instead)
+            refuse_other_model(str(address), old["model"], retriever.identity, source, instead)
+            _refuse_other_precision(str(address), old["model"], retriever)
+            retriever.engine = split_identity(old["model"]["fingerprint"])[1]
+        network = retriever.network
+        identity = vectors_identity(retriever.identity, network.engine, network.precision)
         report = BuildReport(str(address))
         scanned = time.time_ns()
         trust = 0 if rehash or old is None else int(old.get("scanned", 0))
@@ -135,7 +142,13 @@ def build_index(
         rows = _leave_out_bad(rows, bad, report, on_bad)
         meta = {
             **(old or {}),
-            "model": {"fingerprint": identity, "source": source, "name": _name(model, retriever)},
+            "model": {
+                "fingerprint": identity,
+                "source": source,
+                "name": _name(model, retriever),
+                "engine": network.engine,
+                "precision": network.precision,
+            },
             "root": str(wanted.root),
             "scanned": scanned,
             "labelled": any(row.label for row in rows),
@@ -166,6 +179,16 @@ def build_index(
         engine.close()
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _refuse_other_precision(address: str, stored: dict[str, str], retriever: "Retriever") -> None:
+    """Vectors of one index come from one precision."""
+    _, _, made = split_identity(stored["fingerprint"])
+    if made != retriever.precision:
+        raise InputError(
+            f"{address} holds vectors computed in {made}, not {retriever.precision}: "
+            f"give --precision {made}, or --replace to build it anew."
+        )
 
 
 def _source(model: object) -> str:
@@ -273,6 +296,11 @@ def _embed(
             new.setdefault(row.content, row)
     bad: dict[str, str] = {}  # content -> why
     todo = list(new.values())
+    reused = retriever.known_vectors([root / row.path for row in todo])
+    if reused:
+        update.put([todo[position] for position in reused], np.stack(list(reused.values())))
+        report.reused = len(reused)
+        todo = [row for position, row in enumerate(todo) if position not in reused]
     with progress_bar("embedding", len(todo)) as advance:
         for start in range(0, len(todo), part):
             chunk = todo[start : start + part]

@@ -1,5 +1,6 @@
 """An index in use: an image or a vector in, ranked matches out."""
 
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +21,12 @@ from forerank.search.engine import (
     open_engine,
     unit_vectors,
 )
-from forerank.search.model import model_identity, refuse_other_model
+from forerank.search.model import refuse_other_model, split_identity
 from forerank.search.rows import Row
 
 if TYPE_CHECKING:
     from forerank.models import Retriever
+    from forerank.models.retriever import ConvertedRetriever
 
 # Unit vectors (Q, D), how many neighbours, which rows count -> their nearest rows.
 Find = Callable[[Vectors, int, Filter], RowNeighbours]
@@ -100,7 +102,7 @@ class Index:
         self,
         engine: Engine,
         *,
-        retriever: "Retriever | None" = None,
+        retriever: "Retriever | ConvertedRetriever | None" = None,
         root: Path | None = None,
         find: Find | None = None,
     ) -> None:
@@ -112,7 +114,7 @@ class Index:
         self.engine = engine
         self.meta: Meta = meta
         self.root = root or Path(meta.get("root", "."))
-        self._retriever = retriever
+        self._retriever: Retriever | ConvertedRetriever | None = retriever
         self._find = find or engine.search
 
     @classmethod
@@ -151,14 +153,14 @@ class Index:
         return None if stored is None else float(stored["similarity"])
 
     @property
-    def retriever(self) -> "Retriever":
+    def retriever(self) -> "Retriever | ConvertedRetriever":
         """The model of this index, loaded when it is first needed."""
         if self._retriever is None:
             copy = self.engine.model_folder()
             source = self.meta["model"].get("source", "")
             if copy is None and source in ("", "a model in memory"):
                 raise InputError(f"{self.engine.address} has no copy of its model: give it with --model.")
-            self._retriever = self._load(copy or source)
+            self._retriever = (copy and self._converted(copy)) or self._load(copy or source)
         return self._retriever
 
     @property
@@ -190,15 +192,25 @@ class Index:
         """The same index, with another way to find neighbours."""
         return Index(self.engine, retriever=self._retriever, root=self.root, find=find)
 
+    def _converted(self, folder: Path) -> "ConvertedRetriever | None":
+        """The index's own copy of its model as it was converted for it, which spares loading torch."""
+        from forerank.models.retriever import ConvertedRetriever
+
+        model, engine, precision = split_identity(self.meta["model"]["fingerprint"])
+        return None if engine == "torch" else ConvertedRetriever.find(folder, model, self.dim, precision)
+
     def _load(self, model: "str | Path | Retriever") -> "Retriever":
         from forerank.models import Retriever
 
-        retriever = model if isinstance(model, Retriever) else Retriever.load(model)
-        name = "the given model" if isinstance(model, Retriever) else str(model)
+        _, engine, precision = split_identity(self.meta["model"]["fingerprint"])
+        if importlib.util.find_spec(engine) is None:
+            engine = "torch"  # in the same precision it gives the same vectors to six digits
+        if isinstance(model, Retriever):
+            retriever, name = model, "the given model"
+        else:
+            retriever, name = Retriever.load(model, engine=engine, precision=precision), str(model)
         instead = "Search with that model, or build an index with this one."
-        refuse_other_model(
-            self.engine.address, self.meta["model"], model_identity(retriever.model), name, instead
-        )
+        refuse_other_model(self.engine.address, self.meta["model"], retriever.identity, name, instead)
         return retriever
 
     def embed(self, queries: Sequence[Any]) -> Vectors:

@@ -1,40 +1,30 @@
-"""The model of an index: told apart by what it computes, not by what it is called."""
-
-import hashlib
-import json
-from typing import TYPE_CHECKING
+"""The model of an index, and what computed its vectors: they can only be compared with their like."""
 
 from forerank.errors import InputError
 
-if TYPE_CHECKING:
-    from forerank.models import EmbeddingModel
 
+def vectors_identity(model: str, engine: str, precision: str) -> str:
+    """What tells the vectors of an index from others: model, inference engine and precision.
 
-def model_identity(model: "EmbeddingModel") -> str:
-    """32 hexadecimal digits of everything that decides a vector: architecture, preprocessing, weights.
-
-    >>> import torch
-    >>> from forerank.models import create_model
-    >>> model = create_model("glyphnet", embedding_dim=4)
-    >>> before = model_identity(model)
-    >>> with torch.no_grad():
-    ...     _ = model.head.weight.mul_(1.01)
-    >>> model_identity(model) == before
-    False
+    >>> vectors_identity("ab12", "torch", "fp32"), vectors_identity("ab12", "openvino", "bf16")
+    ('ab12', 'ab12-openvino-bf16')
     """
-    import torch
+    return model if (engine, precision) == ("torch", "fp32") else f"{model}-{engine}-{precision}"
 
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps(model.spec, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
+
+def split_identity(identity: str) -> tuple[str, str, str]:
+    """Model, engine and precision of `vectors_identity`.
+
+    >>> split_identity("ab12-openvino-bf16"), split_identity("ab12")
+    (('ab12', 'openvino', 'bf16'), ('ab12', 'torch', 'fp32'))
+    """
+    parts = identity.rsplit("-", 2)
+    return (parts[0], parts[1], parts[2]) if len(parts) == 3 else (identity, "torch", "fp32")
 
 
 def refuse_other_model(address: str, stored: dict[str, str], given: str, name: str, instead: str) -> None:
-    """Raise unless the identity `given` is the one stored; vectors of two models cannot be compared."""
-    if stored["fingerprint"] != given:
+    """Raise unless the model `given` is the one stored; vectors of two models cannot be compared."""
+    if split_identity(stored["fingerprint"])[0] != given:
         raise InputError(
             f"{address} was built with another model ({stored.get('source', 'unknown')}, "
             f"{stored['fingerprint'][:8]}) than {name} ({given[:8]}): their vectors cannot be compared. "

@@ -14,10 +14,17 @@ from forerank.data.preprocessing import SeveralViews
 from forerank.errors import InputError
 from forerank.models import EmbeddingModel, create_model, load_model, save_model
 from forerank.models.embedding import channels_last
+from forerank.models.feature_cache import features_folder
 from forerank.models.storage import saved_spec
 from forerank.training.batches import SMALL_IMAGES, Batches, BatchPlan, FeatureRows
 from forerank.training.checkpoint import BEST, optimiser_tensors, restore_optimiser, save_state
-from forerank.training.features import cached_features, features_key, start_from_principal_axes
+from forerank.training.features import (
+    cached_features,
+    feature_encoder,
+    features_engine,
+    features_key,
+    start_from_principal_axes,
+)
 from forerank.training.measure import Part, embed, feature_part, image_part
 from forerank.training.methods import Ingredients, Objective, TrainingSet, find_method, loss_objective
 from forerank.training.optimise import Blend, RunningMean, build_optimiser
@@ -320,14 +327,11 @@ def open_inputs(
         if len(part.table) == 0:
             parts[name] = part
             continue
-        key = features_key(model, recipe.precision, part.table)
+        engine = features_engine(model, recipe.precision, processes.device)
+        folder = features_folder(model, engine, recipe.precision)
+        file = folder / f"{features_key(model, recipe.precision, part.table)}.safetensors"
         features, table = cached_features(
-            lambda x: _features(model, x, recipe, processes.device), part, key, recipe, processes
+            lambda: feature_encoder(model, recipe.precision, processes.device), part, file, recipe, processes
         )
         parts[name] = feature_part(table, features, name)
     return parts
-
-
-def _features(model: EmbeddingModel, images: Tensor, recipe: Recipe, device: torch.device) -> Tensor:
-    with precision(recipe, device):
-        return model.features(channels_last(images)).float()

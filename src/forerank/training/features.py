@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ from torch import Tensor, nn
 
 from forerank.console import say
 from forerank.data import Table
-from forerank.data.cache import cache_folder
 from forerank.files import write_atomically
 from forerank.models import EmbeddingModel
+from forerank.models.embedding import channels_last
+from forerank.models.feature_cache import image_states
+from forerank.models.identity import model_identity
+from forerank.models.inference import choose_engine, open_network
 from forerank.training.measure import Embedded, Encode, Part, embed
 from forerank.training.processes import Processes, wait_for_all
 from forerank.training.recipe import Recipe
@@ -45,17 +49,48 @@ def hash_files(digest: "hashlib._Hash", table: Table) -> None:
         digest.update(np.ascontiguousarray(table.box).tobytes())
 
 
+class _FeaturesOf(nn.Module):
+    """The part of a model below its head: images to pooled features (N, C)."""
+
+    def __init__(self, model: EmbeddingModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model.features(images)
+
+
+def feature_encoder(model: EmbeddingModel, precision: str, device: torch.device) -> Encode:
+    """Images to pooled features (n, C) float32: by the fastest engine on a processor in fp32."""
+    if precision == "fp32" and device.type == "cpu":
+        key = model_identity(model, head=False)
+        network = open_network(_FeaturesOf(model).eval(), model.preprocessing.shape, key, device=str(device))
+        return lambda images: torch.from_numpy(network(images.cpu().numpy()))
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+
+    def encode(images: Tensor) -> Tensor:
+        with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+            return model.features(channels_last(images)).float()
+
+    return encode
+
+
+def features_engine(model: EmbeddingModel, precision: str, device: torch.device) -> str:
+    """The engine that `feature_encoder` takes."""
+    parameters = sum(p.numel() for p in model.parameters())
+    return choose_engine("auto", device.type, parameters) if precision == "fp32" else "torch"
+
+
 def cached_features(
-    encode: Encode, part: Part, key: str, recipe: Recipe, processes: Processes
+    open_encoder: Callable[[], Encode], part: Part, file: Path, recipe: Recipe, processes: Processes
 ) -> tuple[Tensor, Table]:
     """Pooled features (n, C) of a part and the table of its readable rows, from the cache if possible."""
-    file = cache_folder() / "features" / f"{key}.safetensors"
     found = _read(file, part.table)
     if found is None:
         if processes.first:
             where = f"kept in {file.parent} for other runs"
             say(f"computing features of {len(part.table):,} {part.title} images, {where}")
-        embedded = embed(encode, part, recipe, processes, title="features of")
+        embedded = embed(open_encoder(), part, recipe, processes, title="features of")
         found = torch.from_numpy(embedded.vectors), embedded.table
         if processes.first:
             _write(file, embedded, part.table)
@@ -93,7 +128,11 @@ def _read(file: Path, table: Table) -> tuple[Tensor, Table] | None:
 def _write(file: Path, embedded: Embedded, table: Table) -> None:
     """Keep the features; without room for them the run goes on without."""
     readable = np.isin(table.path, embedded.table.path)
+    # A box cuts a part out of the file: such features are not those of the whole image.
+    whole = table.box is None
+    states = image_states(embedded.table.files) if whole else np.zeros((len(embedded.table), 16), np.uint8)
     tensors = {
+        "states": torch.from_numpy(states),
         "features": torch.from_numpy(embedded.vectors),
         "readable": torch.from_numpy(readable.astype(np.uint8)),
     }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from forerank.data import ImageDataset, Table
 from forerank.data.dataset import collate
@@ -16,8 +16,8 @@ from forerank.data.preprocessing import Views
 from forerank.metrics import Evaluation, evaluate
 from forerank.metrics.inputs import checked_ks
 from forerank.metrics.registry import usual_metrics
-from forerank.training.batches import FeatureRows, loading_processes
-from forerank.training.interruption import leave_signals_to_parent
+from forerank.models.pipeline import compute_vectors
+from forerank.training.batches import FeatureRows
 from forerank.training.processes import Processes, bar, collect, shard
 from forerank.training.recipe import Recipe
 
@@ -46,29 +46,27 @@ def embed(
 ) -> Embedded:
     """Embed every row once, each process its share; all processes receive all rows."""
     rows = list(shard(len(part.table), processes))
-    vectors: Tensor | None = None
-    workers = loading_processes(recipe, part.data)
-    loader = DataLoader(
-        part.data,
-        batch_sampler=[rows[i : i + recipe.evaluation.embed_batch]
-                       for i in range(0, len(rows), recipe.evaluation.embed_batch)],
-        num_workers=min(workers, max(1, len(rows) // 256)) if workers else 0,
-        collate_fn=collate,
-        generator=torch.Generator().manual_seed(0),
-        worker_init_fn=leave_signals_to_parent,
-    )  # fmt: skip
-    with torch.inference_mode(), optional_bar(title, part, len(rows), processes) as advance:
-        for inputs, _, read in loader:
-            embedded = encode(inputs.to(processes.device)).float().cpu()
+
+    def read(row: int) -> np.ndarray | None:
+        item = part.data[row]  # None: an image that cannot be read and is left out
+        return None if item is None else item[0].numpy()
+
+    def network(views: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return encode(torch.from_numpy(views).to(processes.device)).float().cpu().numpy()
+
+    vectors: np.ndarray | None = None
+    batches = compute_vectors(read, rows, network, batch_size=recipe.evaluation.embed_batch)
+    with optional_bar(title, part, len(rows), processes) as advance:
+        for positions, embedded, taken in batches:
             if vectors is None:
                 # Rows that cannot be read stay NaN and are dropped below, whichever process met them.
-                vectors = torch.full((len(rows), embedded.shape[1]), torch.nan)
-            vectors[read - rows[0]] = embedded
-            advance(len(read))
+                vectors = np.full((len(rows), embedded.shape[1]), np.nan, dtype=np.float32)
+            vectors[positions] = embedded
+            advance(taken)
     if vectors is None:  # more processes than rows: learn the width from the others
-        width = encode(collate([part.data[0]])[0].to(processes.device)).shape[1]
-        vectors = torch.empty((0, width))
-    everything = collect(vectors, len(part.table), processes).numpy()
+        vectors = np.empty((0, network(collate([part.data[0]])[0].numpy()).shape[1]), dtype=np.float32)
+    everything = collect(torch.from_numpy(vectors), len(part.table), processes).numpy()
     readable = ~np.isnan(everything[:, 0])
     if readable.all():
         return Embedded(everything, part.table)

@@ -14,8 +14,7 @@ from forerank.errors import InputError
 from forerank.machine import choose_device
 from forerank.metrics.registry import find_metric
 from forerank.models.backbones import is_name, split_names, with_absolute_file
-from forerank.models.embedding import saved_folder
-from forerank.models.storage import saved_spec
+from forerank.models.storage import saved_folder, saved_spec
 from forerank.training.optimise import peak_rate
 from forerank.training.recipe import OWN_LOSS, Recipe
 

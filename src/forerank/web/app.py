@@ -152,7 +152,7 @@ def create_app(
     def search_picture(data: bytes, k: int) -> SearchAnswer:
         started = time.perf_counter()
         with model_in_use:
-            wanted = index.retriever.model.preprocessing
+            wanted = index.retriever.preprocessing
         image = decoders.decode(data, wanted)
         with model_in_use:
             vectors = index.embed([image])

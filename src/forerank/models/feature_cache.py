@@ -1,0 +1,57 @@
+"""Features that were computed before, found again by the image files and by what computed them."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerank.data.cache import cache_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forerank.models.embedding import EmbeddingModel
+
+
+def features_folder(model: "EmbeddingModel", engine: str, precision: str) -> Path:
+    """Where the features below a model's head are kept, as one engine computes them in one precision."""
+    from forerank.models.identity import model_identity
+
+    return cache_folder() / "features" / f"{model_identity(model, head=False)}-{engine}-{precision}"
+
+
+def image_states(files: Sequence[Path]) -> NDArray[np.uint8]:
+    """(N, 16): for each file a hash of its place, size, time and inode; its content is not read."""
+    states = np.zeros((len(files), 16), dtype=np.uint8)
+    for row, file in enumerate(files):
+        try:
+            about = file.stat()
+        except OSError:
+            continue  # zeros: never found again
+        told = f"{file.resolve()}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}"
+        digest = hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+        states[row] = np.frombuffer(digest, dtype=np.uint8)
+    return states
+
+
+def find_features(folder: Path, files: Sequence[Path]) -> "dict[int, Tensor]":
+    """Position in `files` -> features (C,), for the files whose features lie in a folder of the cache."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    wanted = {state.tobytes(): position for position, state in enumerate(image_states(files))}
+    wanted.pop(bytes(16), None)
+    found: dict[int, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            stored = load_file(file)
+        except (OSError, SafetensorError):
+            continue
+        for state, features in zip(stored["states"].numpy(), stored["features"], strict=True):
+            position = wanted.get(state.tobytes())
+            if position is not None:
+                found[position] = features
+    return found
