@@ -296,7 +296,9 @@ def _relative(variant: str, counts: Floats, positives: float, **options: float) 
     """The derivative at these counts as a share of its value at no negative before."""
     from forerank.report.penalties import derivative
 
-    values = derivative(variant, **options)(np.append(0.0, counts), np.full(len(counts) + 1, float(positives)))
+    values = derivative(variant, **options)(
+        np.append(0.0, counts), np.full(len(counts) + 1, float(positives))
+    )
     return np.asarray(values[1:] / values[0])
 
 

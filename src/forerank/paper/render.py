@@ -238,4 +238,6 @@ def _write(product: Product, study: Study, seconds: float) -> None:
         "seconds": seconds,
         "runs": {"count": len(ended), "seconds": sum(float(result["seconds"]) for result in ended)},
     }
-    write_atomically(study.folder / "rendered" / f"{product.name}.json", json.dumps(values, ensure_ascii=False))
+    write_atomically(
+        study.folder / "rendered" / f"{product.name}.json", json.dumps(values, ensure_ascii=False)
+    )
