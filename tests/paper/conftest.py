@@ -38,7 +38,7 @@ def few_glyphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 @pytest.fixture
 def invented(tmp_path: Path) -> Study:
     """A study whose runs were never trained: tests write what they measured."""
-    return Study("glyphs", 3, tmp_path, tmp_path / "training")
+    return Study("glyphs", 3, 3, tmp_path, tmp_path / "training")
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def write_results() -> Callable[..., None]:
             kept = (
                 json.loads(path.read_text())
                 if path.exists()
-                else {"metrics": {}, "seconds": 1.0, "broke": broke}
+                else {"metrics": {}, "seconds": 1.0, "broke": broke, "validation": 0.5}
             )
             kept["metrics"][metric] = value
             path.write_text(json.dumps(kept))

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from forerank.errors import InputError
+from forerank.paper import tables
 from forerank.paper.experiments import EXPERIMENTS
 from forerank.paper.methods import METHODS
-from forerank.paper.perform import all_names, open_study, plan_of
-from forerank.paper.study import Condition, Study, fingerprint
+from forerank.paper.pipeline import all_names, open_study, runs_needed
+from forerank.paper.study import REDUNDANT, Condition, Study, fingerprint
 from forerank.paper.sweeps import SWEEPS
 from forerank.training.recipe import override
 
@@ -44,26 +45,70 @@ def test_fingerprint_sees_what_matters() -> None:
 
 
 def test_runs_are_shared() -> None:
-    study = Study(seeds=2)
+    study = Study(seeds=2, other_seeds=1)
     default = {run.key for run in study.plan([Condition("Dq")])}
-    for name in (
-        "variants-sop",
-        "variants-vehicle-id",
-        "label-noise",
-        "sweep-alpha",
-        "sweep-p",
-        "robustness-sop",
-    ):
-        assert default <= {run.key for run in plan_of([name], study)}, name
-    assert SWEEPS["sweep-b"].condition(2) == Condition("Ib")
-    together = plan_of(all_names(), study)
-    apart = sum(len(plan_of([name], study)) for name in all_names())
+    names = ("variants-sop", "variants-vehicle-id", "label-noise", "sweep-alpha", "sweep-p", "robustness-sop")
+    for name in names:
+        assert default <= {run.key for run in runs_needed([name], study)}, name
+    # The same recipe is the same run, however it was asked for.
+    assert study.run(SWEEPS["sweep-b"].condition(2), 0).key == study.run(Condition("Ib"), 0).key
+    together = runs_needed(all_names(), study)
+    apart = sum(len(runs_needed([name], study)) for name in all_names())
     assert len(together) == len({run.key for run in together}) < apart
 
 
-def test_everything_on_glyphs_fits_the_hour() -> None:
-    # At about 40 s a run on one of two cores: see docs/paper.md.
-    assert len(plan_of(all_names(), Study(seeds=3))) < 165
+def test_claims_that_compare_two_losses_have_ten_seeds() -> None:
+    study = open_study([])
+    for condition in (
+        Condition("O"),
+        Condition("Smooth-AP", merged=3),
+        Condition("FastAP", batch=224),
+        REDUNDANT,
+    ):
+        assert len(study.seeds_of(condition)) == 10, condition
+    for condition in (
+        Condition("Histogram"),
+        Condition("Dq", images_per_class=8),
+        Condition("Dq", all_weights=True),
+    ):
+        assert len(study.seeds_of(condition)) == 3, condition
+    assert len(runs_needed(["retrieval-examples"], study)) == 1
+
+
+def test_values_that_were_chosen_reach_every_condition_of_the_method() -> None:
+    chosen = {"Ib": ("optimiser.lr=0.003", "loss.options.b=4"), "O": ("optimiser.lr=0.0003",)}
+    study = Study(chosen=chosen)
+    for condition in (
+        Condition("Ib"),
+        Condition("Ib", merged=3),
+        Condition("Ib", noise=0.2),
+        Condition("Ib", 224),
+    ):
+        recipe = study.recipe(condition, 1)
+        assert (recipe.optimiser.lr, recipe.loss.options["b"]) == (0.003, 4)
+    assert study.recipe(Condition("Ib", options=(("b", 8.0),)), 0).loss.options["b"] == 8
+    assert study.recipe(Condition("Dq"), 0).optimiser.lr == 0.001
+    assert replace(study, values=("lr=0.5",)).recipe(Condition("Ib"), 0).optimiser.lr == 0.5
+
+
+def test_the_authors_variant_trains_on_all_classes_and_fits_every_method() -> None:
+    from forerank.training.baselines import build_loss
+
+    for name, table in (("sop", "comparison-sop"), ("inaturalist", "comparison-inaturalist")):
+        study = Study(name, values=("variant=authors",))
+        for condition in tables.rows(table, study).values():
+            if condition is not None:
+                recipe = study.recipe(condition, 0)
+                assert recipe.data.validation == 0
+                build_loss(recipe, classes=4, embedding_dim=8)  # an option that it does not know is refused
+                assert ("count_self" in recipe.loss.options) == METHODS[condition.method].ours
+
+
+def test_all_weights_are_trained_with_the_recipes_rate() -> None:
+    study = Study("cub", chosen={"Ib": ("optimiser.lr=0.5", "loss.options.b=4")})
+    head, whole = (study.recipe(Condition("Ib", all_weights=flag), 0) for flag in (False, True))
+    assert (head.mode, head.optimiser.lr) == ("head", 0.5)
+    assert (whole.mode, whole.optimiser.lr, whole.loss.options["b"]) == ("full", 1e-4, 4)
 
 
 def test_every_method_of_the_paper_is_known_and_every_experiment_named() -> None:
@@ -80,7 +125,7 @@ def test_every_method_of_the_paper_is_known_and_every_experiment_named() -> None
     assert {name for name, about in EXPERIMENTS.items() if about.kind == "figure"} == figures | sweeps
     assert sum(method.runs for method in METHODS.values()) == 14
     for name in ("comparison-sop", "comparison-vehicle-id", "comparison-inaturalist"):
-        assert plan_of([name], Study(seeds=1))
+        assert runs_needed([name], Study(seeds=1))
 
 
 def test_bad_requests(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +17,10 @@ def test_difference_is_measured_minus_published(invented: Study, write_results: 
     write_results(invented, Condition("Dq"), "recall@1", [0.70, 0.72, 0.74])
     (line,) = [x for x in tables.lines("variants-sop", invented) if (x.method, x.column) == ("Dq", "R@1")]
     assert line.difference == pytest.approx(72.0 - 80.1)
-    shown = tables.make_table("variants-sop", invented).to_markdown()
+    shown = tables.build_table("variants-sop", invented).to_markdown()
     assert "72.0 ± 2.0" in shown
     assert "−8.1" in shown
-    read = list(csv.DictReader(io.StringIO(tables.make_csv("variants-sop", invented))))
+    read = list(csv.DictReader(io.StringIO(tables.build_csv("variants-sop", invented))))
     (row,) = [r for r in read if (r["method"], r["column"]) == ("Dq", "R@1")]
     assert float(row["difference"]) == pytest.approx(-8.1)
     assert float(row["spread"]) == pytest.approx(np.std([70, 72, 74], ddof=1))
@@ -32,8 +33,23 @@ def test_a_stand_in_answers_only_the_large_test_of_vehicle_id(invented: Study) -
     assert tables.metric_of("small R@5", native, "variants-vehicle-id") == "small/recall@5"
 
 
+def test_vehicle_id_has_its_own_protocol_as_further_lines(
+    tmp_path: Path, write_results: Callable[..., None]
+) -> None:
+    study = Study("vehicle_id", 2, 2, tmp_path, tmp_path / "training")
+    for metric, value in (("small/recall@1", 0.9), ("small, ten galleries/recall@1", 0.7), ("nmi", 0.8)):
+        write_results(study, Condition("Dq"), metric, [value, value])
+    table = tables.build_table("variants-vehicle-id", study)
+    line = table.rows[[row[1] for row in table.rows].index("ten galleries")]
+    assert line[2] == "70.0 ± 0.0"
+    assert any("those of the large test list" in note for note in table.notes)
+    read = list(csv.DictReader(io.StringIO(tables.build_csv("variants-vehicle-id", study))))
+    (row,) = [r for r in read if (r["method"], r["column"]) == ("Dq", "small R@1")]
+    assert float(row["ten galleries"]) == pytest.approx(70.0)
+
+
 def test_methods_nobody_implements_are_shown_as_not_run(invented: Study) -> None:
-    table = tables.make_table("comparison-sop", invented)
+    table = tables.build_table("comparison-sop", invented)
     names = [row[0] for row in table.rows]
     assert "Divide & Conquer" in names
     assert any("Divide & Conquer" in note and "no implementation" in note for note in table.notes)
@@ -45,8 +61,11 @@ def test_paper_batches_and_best_b() -> None:
     assert sop["Dq, batch 112"] == Condition("Dq")  # 112 is the plain batch: shared with the variants
     assert sop["Dq, batch 384"].batch == sop["FastAP"].batch == 384
     assert tables.rows("comparison-inaturalist", Study("inaturalist"))["Triplet"].batch == 224
-    assert tables.rows("variants-sop", Study("sop"))["Ib"].options == (("b", 4.0),)
-    assert tables.rows("variants-vehicle-id", Study("vehicle_id"))["Ib"].options == (("b", 1.0),)
+    for name, table, b in (("sop", "variants-sop", 4), ("vehicle_id", "variants-vehicle-id", 1)):
+        study = Study(name)
+        assert study.recipe(tables.rows(table, study)["Ib"], 0).loss.options["b"] == b
+        noisy = [c for c in tables.conditions("label-noise", study) if c.method == "Ib"]
+        assert [study.recipe(c, 0).loss.options["b"] for c in noisy] == [b] * 4
 
 
 def test_noise_table_and_merging(invented: Study, write_results: Callable[..., None]) -> None:
@@ -54,10 +73,10 @@ def test_noise_table_and_merging(invented: Study, write_results: Callable[..., N
         write_results(invented, Condition(method), "recall@1", [clean] * 3)
         write_results(invented, Condition(method, noise=0.4), "recall@1", [worst] * 3)
         write_results(invented, Condition(method, merged=3), "recall@1", [worst] * 3)
-    rows = {row[0]: row for row in tables.make_noise_table(invented).rows}
+    rows = {row[0]: row for row in tables.build_noise_table(invented).rows}
     assert rows["Dq"][-1] == "−10.0"
     assert rows["O"][-1] == "−30.0"
-    notes = " ".join(tables.make_table("robustness-sop", invented).notes)
+    notes = " ".join(tables.build_table("robustness-sop", invented).notes)
     assert "O -30.0" in notes
     assert "Dq -10.0" in notes
 
@@ -67,9 +86,10 @@ def test_sweep_counts_broken_runs(invented: Study, write_results: Callable[..., 
         invented, Condition("Dq", options=(("alpha", 16.0),)), "recall@1", [0.1, 0.2, 0.3], broke=True
     )
     write_results(invented, Condition("Dq"), "recall@1", [0.7, 0.7, 0.7])
-    rows = {row[0]: row for row in sweeps.make_table("sweep-alpha", invented).rows}
-    assert rows["16"][-2] == 3
-    assert rows["4"][-2] == 0
+    rows = {row[0]: row for row in sweeps.build_table("sweep-alpha", invented).rows}
+    assert rows["16"][-3:-1] == [3, 3]
+    assert rows["4"][-3:-1] == [3, 0]
+    assert rows["32, power as printed"][-3:-1] == [0, 0]
     assert "best at alpha = 4" in sweeps.finding("sweep-alpha", invented)[0]
 
 
@@ -79,4 +99,4 @@ def test_runs_that_learned_nothing_are_named(invented: Study, write_results: Cal
         path = invented.run(Condition("Dq"), seed).folder / RESULT
         path.write_text(json.dumps({**json.loads(path.read_text()), "learned": False}))
     assert invented.unlearned(Condition("Dq")) == 2
-    assert any("Dq (2)" in note for note in tables.make_table("variants-sop", invented).notes)
+    assert any("Dq (2)" in note for note in tables.build_table("variants-sop", invented).notes)

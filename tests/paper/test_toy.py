@@ -1,13 +1,14 @@
 """The toy: what is drawn, scored and kept, and that the paper's effect is there."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from forerank.paper import toy
+from forerank.paper import toy, toy_figure
 
 TINY = toy.ToySettings(seeds=2, steps=2)
 
@@ -37,35 +38,30 @@ def test_dq_separates_unseen_classes_where_ib_does_not() -> None:
     assert np.mean(found["Dq"]) - np.mean(found["Ib"]) > 0.2, found
 
 
-def test_finished_losses_are_not_trained_again(tmp_path: Path) -> None:
-    whole = toy.run(TINY, tmp_path)
-    assert toy.kept(tmp_path) == whole
+def test_finished_seeds_are_not_trained_again(tmp_path: Path) -> None:
+    whole = toy.run(TINY, tmp_path, jobs=1)
+    assert toy.read_result(tmp_path) == whole
     kept = json.loads((tmp_path / "toy.json").read_text())
-    removed = kept["recall"]["one_centre"].pop("Dq")
-    kept["recall"]["two_centres"]["Ib"] = [0.123, 0.456]  # a mark that training would wipe out
+    removed = kept["seeds"].pop("one_centre, Dq, 1")
+    kept["seeds"]["two_centres, Ib, 0"]["recall"] = 0.123  # a mark that training would wipe out
     (tmp_path / "toy.json").write_text(json.dumps(kept))
-    assert toy.kept(tmp_path) is None
-    again = toy.run(TINY, tmp_path)
-    assert again["recall"]["two_centres"]["Ib"] == [0.123, 0.456]
-    assert again["recall"]["one_centre"]["Dq"] == removed
-    assert toy.run(toy.ToySettings(seeds=1, steps=1), tmp_path)["recall"]["two_centres"]["Ib"] != [
-        0.123,
-        0.456,
-    ]
-
-
-def test_a_file_that_cannot_be_read_counts_as_absent(tmp_path: Path) -> None:
-    whole = toy.run(TINY, tmp_path)
+    assert toy.read_result(tmp_path) is None
+    again = toy.run(TINY, tmp_path, jobs=1)
+    assert again["recall"]["two_centres"]["Ib"][0] == 0.123
+    assert again["recall"]["one_centre"]["Dq"][1] == removed["recall"]
     text = (tmp_path / "toy.json").read_text()
-    (tmp_path / "toy.json").write_text(text[: len(text) // 2])
-    assert toy.kept(tmp_path) is None
-    assert toy.run(TINY, tmp_path)["recall"] == whole["recall"]
-    assert toy.kept(tmp_path) is not None
+    (tmp_path / "toy.json").write_text(text[: len(text) // 2])  # cannot be read: counts as absent
+    assert toy.read_result(tmp_path) is None
 
 
-def test_sentences_follow_the_numbers(tmp_path: Path) -> None:
-    result = toy.run(TINY, tmp_path)
-    result["recall"]["two_centres"] |= {"Dq": [1.0, 0.99], "Ib": [0.5, 0.52]}
-    said = " ".join(toy.finding(result))
+def test_sentences_follow_the_numbers() -> None:
+    recall = {loss: [0.5, 0.6] for loss in toy.LOSSES}
+    result = {
+        "settings": asdict(toy.ToySettings()),
+        "recall": {"two_centres": {**recall, "Dq": [1.0, 0.99], "Ib": [0.5, 0.52]}, "one_centre": recall},
+    }
+    said = " ".join(toy_figure.finding(result))
     assert "with 2 of 2 seeds, Ib with 0" in said
-    assert "+48.50" in said
+    assert "+48.500" in said
+    assert "searched for" in said
+    assert "No difference is seen there" in said

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from forerank.console import format_table, print_json, say
-from forerank.errors import ForerankError
+from forerank.errors import ForerankError, InputError
 
 if TYPE_CHECKING:
-    from forerank.paper.make import Product
+    from forerank.paper.render import Product
+    from forerank.paper.study import Study
 
 app = App(
     name="paper",
@@ -17,9 +18,10 @@ app = App(
     help_epilogue="""Examples:
   forerank paper list
   forerank paper run toy
-  forerank paper run variants-sop --on glyphs --seeds 3
+  forerank paper run variants-sop redundancy --on glyphs --seeds 10
   forerank paper run comparison-sop --data sop=/data/Stanford_Online_Products --dry-run
-  forerank paper all --on glyphs""",
+  forerank paper all --on glyphs
+  forerank paper all --data cub=/data/CUB_200_2011""",
     help_format="plaintext",
 )
 
@@ -30,7 +32,25 @@ On = Annotated[
 Data = Annotated[
     list[str] | None, Parameter(help="Where a data set lies: NAME=FOLDER, may be repeated.", negative=())
 ]
-Seeds = Annotated[int, Parameter(help="Seeds, from 0 up; the paper used one.")]
+Seeds = Annotated[
+    int | None,
+    Parameter(help="Seeds of the losses that claims compare; by default 10 on glyphs and cub, 3 elsewhere."),
+]
+OtherSeeds = Annotated[int, Parameter(help="Seeds of everything else: sweeps, and methods no claim names.")]
+Tune = Annotated[
+    bool,
+    Parameter(help="Choose learning rates per method on validation classes (glyphs and cub), or not."),
+]
+Threads = Annotated[
+    int | None, Parameter(help="Threads of each job; by default an equal share of the cores.")
+]
+Beside = Annotated[
+    list[str] | None,
+    Parameter(
+        help="Another data set to show beside this one in figures 7 and 8, from its folder beside --out.",
+        negative=(),
+    ),
+]
 Out = Annotated[
     Path | None, Parameter(help="Folder for tables, figures and runs; by default runs/paper/DATA_SET.")
 ]
@@ -41,10 +61,11 @@ DryRun = Annotated[
         negative=(),
     ),
 ]
-SideBySide = Annotated[
-    int | None, Parameter(help="Training runs at once on a CPU; by default one a core for small ones.")
+Jobs = Annotated[
+    int | None,
+    Parameter(help="Training runs at the same time on a CPU; by default one per core for small ones."),
 ]
-Processes = Annotated[int, Parameter(help="Processes of each run, started with torchrun: one a GPU.")]
+Processes = Annotated[int, Parameter(help="Processes of each run, started with torchrun: one per GPU.")]
 Values = Annotated[
     list[str] | None,
     Parameter(name="--set", help="A recipe value for every run: key=value, may be repeated.", negative=()),
@@ -82,25 +103,35 @@ def list_experiments(*, json: bool = False) -> None:
 
 @app.command
 def run(
-    name: str,
-    /,
-    *,
+    *names: str,
     on: On = None,
     data: Data = None,
-    seeds: Seeds = 3,
+    seeds: Seeds = None,
+    other_seeds: OtherSeeds = 3,
     out: Out = None,
     dry_run: DryRun = False,
-    side_by_side: SideBySide = None,
+    tune: Tune = True,
+    jobs: Jobs = None,
+    threads: Threads = None,
     processes: Processes = 1,
+    beside: Beside = None,
     values: Values = None,
     json: Json = False,
 ) -> None:
-    """Run one table or figure: train what is missing, write it, print measured beside published.
+    """Run tables or figures: train what is missing, write them, print measured beside published.
 
     Args:
-        name: as `forerank paper list` names it.
+        names: as `forerank paper list` names them.
     """
-    _perform([name], on, data, seeds, out, dry_run, side_by_side, processes, values, json)
+    from forerank.paper.pipeline import open_study
+
+    if not names:
+        raise InputError("name a table or a figure: forerank paper list shows them")
+    study = open_study(
+        list(names), on=on, data=data or (), seeds=seeds, other_seeds=other_seeds, out=out,
+        values=values or (), beside=beside or (),
+    )  # fmt: skip
+    _run(list(names), study, dry_run, tune, jobs, threads, processes, json)
 
 
 @app.command(name="all")
@@ -108,25 +139,35 @@ def run_all(
     *,
     on: On = None,
     data: Data = None,
-    seeds: Seeds = 3,
+    seeds: Seeds = None,
+    other_seeds: OtherSeeds = 3,
     out: Out = None,
     dry_run: DryRun = False,
-    side_by_side: SideBySide = None,
+    tune: Tune = True,
+    jobs: Jobs = None,
+    threads: Threads = None,
     processes: Processes = 1,
+    beside: Beside = None,
     values: Values = None,
     json: Json = False,
 ) -> None:
-    """Run the whole list; runs are shared, finished ones skipped. On glyphs about an hour on two cores."""
-    from forerank.paper.perform import all_names
+    """Run the whole list; runs are shared, finished ones skipped. --dry-run says how long it takes here."""
+    from forerank.paper.pipeline import all_names, open_study
 
-    _perform(all_names(), on, data, seeds, out, dry_run, side_by_side, processes, values, json)
+    names = all_names()
+    study = open_study(
+        names, on=on, data=data or (), seeds=seeds, other_seeds=other_seeds, out=out, values=values or (),
+        beside=beside or (),
+    )  # fmt: skip
+    _run(names, study, dry_run, tune, jobs, threads, processes, json)
 
 
 @app.command
 def claims(
     *,
     on: On = None,
-    seeds: Seeds = 3,
+    seeds: Seeds = None,
+    other_seeds: OtherSeeds = 3,
     out: Out = None,
     values: Values = None,
     to: Path | None = None,
@@ -138,15 +179,15 @@ def claims(
         to: also write the page to this file.
         json: one JSON document instead of a table.
     """
-    from forerank.paper import claims as room
-    from forerank.paper.perform import open_study
+    from forerank.paper.claims import write
+    from forerank.paper.pipeline import open_study
 
-    study = open_study([], on=on, seeds=seeds, out=out, values=values or ())
-    found = room.write(study, to)
+    study = open_study([], on=on, seeds=seeds, other_seeds=other_seeds, out=out, values=values or ())
+    judged = write(study, to)
     if json:
-        print_json([vars(verdict) for verdict in found])
+        print_json([vars(verdict) for verdict in judged])
         return
-    print(format_table(["verdict", "claim"], [[v.word, v.said] for v in found]))
+    print(format_table(["verdict", "seeds", "claim"], [[v.word, v.seeds or "", v.said] for v in judged]))
     say(f"with numbers: {study.folder / 'claims.md'}")
 
 
@@ -176,7 +217,7 @@ def ranking(
     """
     from forerank.paper.examples import draw_ranking
 
-    found, written = draw_ranking(run_folder, query, out, variant=loss, shown=shown)
+    ranked, written = draw_ranking(run_folder, query, out, variant=loss, shown=shown)
     places = [
         {
             "rank": place,
@@ -186,7 +227,7 @@ def ranking(
             "penalty": float(penalty),
         }
         for place, (row, s, p, penalty) in enumerate(
-            zip(found.rows, found.similarities, found.is_positive, found.penalties, strict=True), 1
+            zip(ranked.rows, ranked.similarities, ranked.is_positive, ranked.penalties, strict=True), 1
         )
     ]
     if json:
@@ -206,27 +247,26 @@ def ranking(
     say(f"drawn: {', '.join(str(path) for path in written)}")
 
 
-def _perform(
+def _run(
     names: list[str],
-    on: str | None,
-    data: list[str] | None,
-    seeds: int,
-    out: Path | None,
+    study: "Study",
     dry_run: bool,
-    side_by_side: int | None,
+    tune: bool,
+    jobs: int | None,
+    threads: int | None,
     processes: int,
-    values: list[str] | None,
     json: bool,
 ) -> None:
-    from forerank.paper import perform as room
-    from forerank.paper.make import made_in
+    from forerank.paper import pipeline
+    from forerank.paper.render import time_taken
 
-    study = room.open_study(names, on=on, data=data or (), seeds=seeds, out=out, values=values or ())
-    at_once = side_by_side or room.default_side_by_side(study)
     if dry_run:
         from forerank.paper.dry_run import describe
 
-        text, ready = describe(study, room.plan_of(names, study), processes=processes, side_by_side=at_once)
+        at_once = jobs or pipeline.default_jobs(study)
+        methods = pipeline.methods_of(names, study) if tune else []
+        plan = pipeline.runs_needed(names, study)
+        text, ready = describe(study, plan, methods, processes=processes, jobs=at_once)
         if json:
             print_json({"ready": ready, "plan": text.splitlines()})
         else:
@@ -235,7 +275,7 @@ def _perform(
             raise NotReadyError("this plan cannot start as it is: see data, weights and memory above")
         return
 
-    def show(product: "Product") -> None:
+    def show(product: "Product", study: "Study") -> None:
         print(f"\n{product.name} ({product.reference}): {product.title}")
         for table in product.tables:
             shown = [[("–" if cell is None else cell) for cell in row] for row in table.rows]
@@ -246,17 +286,25 @@ def _perform(
             print(f"  figure: {product.figure} and .svg")
         for note in product.notes:
             print(f"  {note}")
-        print(f"  Time: {made_in(product.name, study)}", flush=True)
+        print(f"  Time: {time_taken(product.name, study)}", flush=True)
 
     products: list[dict[str, object]] = []
 
-    def keep(product: "Product") -> None:
-        products.append(product.to_dict() | {"time": made_in(product.name, study)})
+    def keep(product: "Product", study: "Study") -> None:
+        products.append(product.to_dict() | {"time": time_taken(product.name, study)})
 
     try:
-        room.perform(names, study, side_by_side=at_once, processes=processes, show=keep if json else show)
+        pipeline.run_experiments(
+            names,
+            study,
+            tune=tune,
+            jobs=jobs,
+            threads=threads,
+            processes=processes,
+            show=keep if json else show,
+        )
     finally:
-        if products:  # also what was made before something failed
+        if products:  # also what was written before something failed
             print_json(products)
 
 

@@ -1,40 +1,82 @@
-"""Each claim of the paper, tested on what was trained here: holds, does not hold, or cannot be decided here.
+"""How a claim of the paper is judged: one rule for all, stated before the numbers are seen.
 
-A claim becomes one or more comparisons. Each comparison is a difference between two conditions, paired by
-seed (the same seed draws the same data, batches and first weights), with a 95% interval. One rule for all:
+A claim becomes one or more comparisons. Each measures a difference between conditions, paired by seed (the
+same seed draws the same data, batches and first weights), and says in which range the claim puts it: above
+zero, between 2 and 3 points, within the margin of "no difference". Its p-values are the larger of those over
+seeds and, for recall, over test classes. All p-values on a page are corrected together by Holm's rule.
 
-- holds: every comparison has the claimed sign and its interval leaves zero out;
-- does not hold: some comparison's interval lies wholly on the other side;
-- undecided here: neither; more seeds or a larger data set would be needed;
+- holds: every comparison that the claim needs lies in its range (corrected p below 0.05);
+- does not hold: one lies outside of it;
+- no difference: none lies outside, and one that should differ from zero lies within the margin;
+- undecided here: none of these; more seeds or another data set would be needed;
 - not run yet: a run that some comparison needs is missing, whatever the others say;
 - cannot be tested here: what it needs is not on this machine.
+
+A claim that needs only one of its comparisons is judged by the same corrected p-values.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
 
 from forerank.files import write_atomically
 from forerank.metrics.registry import symbol
-from forerank.paper import sweeps, toy
-from forerank.paper.methods import VARIANTS
-from forerank.paper.published import published_table, source
-from forerank.paper.statistics import Difference, paired_difference
+from forerank.paper.published import source
+from forerank.paper.statistics import LEVEL, Difference, class_difference, holm, paired_difference, show_p
 from forerank.paper.study import Condition, Study
-from forerank.paper.tables import NATIVE, NOISE_RATES, metric_of, replace_merged, rows, variant
 from forerank.report.tables import ResultTable
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided here"
+HOLDS, FAILS, SAME, OPEN = "holds", "does not hold", "no difference", "undecided here"
 ABSENT, PENDING = "cannot be tested here", "not run yet"
+LEAST_SEEDS = 3  # fewer decide nothing, unless fewer were asked for
+# Differences below these count as no difference. The paper calls half a point of R@1 an improvement.
+MARGINS = {
+    "recall@1": 0.5, "map@r": 0.5, "nmi": 0.5, "centres_kept": 0.5,
+    "dists@intra": 0.01, "dists@inter": 0.01, "correlation": 0.05,
+}  # fmt: skip
+# What this room measures itself; all other metrics are named by their registry.
+OWN_METRICS = {"centres_kept": "centres kept", "correlation": "rank correlation"}
+ABOVE, BELOW = (0.0, math.inf), (-math.inf, 0.0)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measured difference and the sign the claim gives it."""
+    """One measured difference, and p-values for the three answers it can give.
+
+    Attributes:
+        text: what was compared, with the numbers.
+        supports: p-value that the difference lies in the range of the claim.
+        contradicts: p-value that it lies outside.
+        same: p-value that it lies within the margin of "no difference"; 1 where the claim itself says so.
+        seeds: how many seeds it rests on; 0 if it is exact (a formula, a printed table) and needs no test.
+    """
 
     text: str
-    difference: Difference
-    wanted: int = 1
+    supports: float
+    contradicts: float
+    same: float = 1.0
+    seeds: int = 0
+
+    def answer(self) -> Literal["yes", "no", "same", "unclear"]:
+        """What the (corrected) p-values say."""
+        if self.supports < LEVEL:
+            return "yes"
+        if self.contradicts < LEVEL:
+            return "no"
+        return "same" if self.same < LEVEL else "unclear"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The comparisons of a claim, which of them it needs, and remarks that stand beside them."""
+
+    comparisons: Sequence[Comparison]
+    needs: Literal["all", "any"] = "all"
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,281 +86,239 @@ class Claim:
     Attributes:
         said: the claim, in the paper's sense.
         where: section or table of the paper.
-        test: every comparison, or a sentence why it cannot be tested; NotRunError if a run is missing.
+        test: the evidence, a sentence why it cannot be tested, or None if it does not apply to this study;
+            NotRunError if a run is missing.
     """
 
     said: str
     where: str
-    test: Callable[[Study], Sequence[Comparison] | str]
+    test: Callable[[Study], Evidence | str | None]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, the word, and the numbers behind it."""
+    """A claim, the word, on how many seeds and comparisons it rests, and the numbers behind it."""
 
     said: str
     where: str
     word: str
     evidence: tuple[str, ...]
-
-
-def judge(comparisons: Sequence[Comparison] | str) -> str:
-    """The rule at the top of this file.
-
-    >>> up, unclear = Difference(1.0, 0.5, 1.5, 3), Difference(1.0, -0.5, 2.5, 3)
-    >>> judge([Comparison("a", up)]), judge([Comparison("a", up), Comparison("b", unclear)])
-    ('holds', 'undecided here')
-    >>> judge([Comparison("a", up, wanted=-1)])
-    'does not hold'
-    """
-    if isinstance(comparisons, str):
-        return ABSENT
-    signs = [comparison.difference.sign * comparison.wanted for comparison in comparisons]
-    if any(sign < 0 for sign in signs):
-        return FAILS
-    return HOLDS if all(sign > 0 for sign in signs) else OPEN
+    seeds: int = 0
+    comparisons: int = 0
 
 
 class NotRunError(Exception):
     """A run that a claim needs has not ended; the text names its condition."""
 
 
-def compare(study: Study, first: Condition, second: Condition, metric: str) -> Comparison:
-    """First minus second in a metric, paired by seed."""
-    difference = paired_difference(_every_seed(study, first, metric), _every_seed(study, second, metric))
-    return Comparison(f"{symbol(metric)}, {first} minus {second}: {{}}", difference)
+def judge(comparisons: Sequence[Comparison], needs: Literal["all", "any"] = "all") -> str:
+    """The rule at the top of this file, on corrected p-values.
+
+    >>> up, unclear, equal = Comparison("", 0.01, 1), Comparison("", 0.4, 0.6), Comparison("", 0.4, 0.6, 0.01)
+    >>> judge([up, up]), judge([up, unclear]), judge([up, equal]), judge([up, unclear], "any")
+    ('holds', 'undecided here', 'no difference', 'holds')
+    >>> judge([up, Comparison("", 1, 0.01)])
+    'does not hold'
+    """
+    answers = [comparison.answer() for comparison in comparisons]
+    if needs == "any":
+        if "yes" in answers:
+            return HOLDS
+        if "unclear" in answers:
+            return OPEN
+        return SAME if "same" in answers else FAILS
+    if "no" in answers:
+        return FAILS
+    if "same" in answers:
+        return SAME
+    return OPEN if "unclear" in answers else HOLDS
 
 
-def _every_seed(study: Study, condition: Condition, metric: str = "recall@1") -> list[float]:
-    """The metric of every seed; pairs would be wrong, and a claim half tested, if one were missing."""
-    found = study.measured(condition, metric)
-    if len(found) != study.seeds:
-        raise NotRunError(f"{condition} ({metric} of {len(found)} of {study.seeds} seeds)")
-    return found
+def contrast(
+    study: Study, terms: Sequence[tuple[float, Condition]], metric: str
+) -> tuple[Difference, Difference | None]:
+    """A weighted sum of conditions in a metric: its error over paired seeds, and over test classes for R@1.
+
+    Raises:
+        NotRunError: a condition has fewer than three of its seeds (or fewer than were asked for).
+    """
+    values = {condition: study.by_seed(condition, metric) for _, condition in terms}
+    for condition, by_seed in values.items():
+        planned = len(study.seeds_of(condition))
+        if len(by_seed) < min(LEAST_SEEDS, planned):
+            raise NotRunError(f"{condition} ({metric} of {len(by_seed)} of {planned} seeds)")
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
+    if not seeds:
+        raise NotRunError(f"{terms[0][1]} and {terms[-1][1]} with the same seed")
+    sums = [sum(weight * values[condition][seed] for weight, condition in terms) for seed in seeds]
+    return paired_difference(sums, np.zeros(len(seeds))), _over_classes(study, terms, metric, seeds)
 
 
-def _better(
-    higher: Sequence[str], lower: Sequence[str], *metrics: str
-) -> Callable[[Study], list[Comparison]]:
-    """Each of `higher` above each of `lower` in every metric, by default R@1."""
-    return lambda study: [
-        compare(study, variant(first, study), variant(second, study), metric)
-        for metric in metrics or ("recall@1",)
-        for first in higher
-        for second in lower
-    ]
+def _over_classes(
+    study: Study, terms: Sequence[tuple[float, Condition]], metric: str, seeds: Sequence[int]
+) -> Difference | None:
+    if metric != "recall@1":
+        return None
+    right, queries = None, None
+    for weight, condition in terms:
+        results = study.results(condition)
+        for seed in seeds:
+            classes = results[seed].get("classes")
+            if classes is None or (queries is not None and classes["queries"] != queries):
+                return None
+            queries = classes["queries"]
+            part = weight / len(seeds) * 100 * np.asarray(classes["right"], dtype=np.float64)
+            right = part if right is None else right + part
+    return None if right is None or queries is None else class_difference(right, 0 * right, queries)
 
 
-def _merged(study: Study) -> list[Comparison]:
-    """Dq above the others when classes are merged."""
-    dq = replace_merged(variant("Dq", study), 3)
-    return [
-        compare(study, dq, replace_merged(variant(method, study), 3), "recall@1")
-        for method in ("Smooth-AP", "Iu", "Ib")
-    ]
-
-
-def _loses_less(study: Study) -> list[Comparison]:
-    """What merging costs: Dq less than the others."""
-    cost: dict[str, list[float]] = {}
-    for method in ("Dq", "Smooth-AP", "Iu", "Ib"):
-        plain = _every_seed(study, variant(method, study))
-        merged = _every_seed(study, replace_merged(variant(method, study), 3))
-        cost[method] = [m - p for m, p in zip(merged, plain, strict=True)]
-    return [
-        Comparison(
-            f"change of R@1 by merging, Dq minus {method}: {{}}",
-            paired_difference(cost["Dq"], cost[method]),
-        )
-        for method in ("Smooth-AP", "Iu", "Ib")
-    ]
-
-
-def _noise(study: Study) -> list[Comparison]:
-    """R@1 averaged over the rates of wrong labels, both variants of PNP-D against the others."""
-    average: dict[str, list[float]] = {}
-    for method in VARIANTS:
-        by_rate = [_every_seed(study, Condition(method, noise=rate)) for rate in NOISE_RATES[1:]]
-        average[method] = [sum(seed) / len(seed) for seed in zip(*by_rate, strict=True)]
-    rates = ", ".join(f"{rate:.0%}" for rate in NOISE_RATES[1:])
-    return [
-        Comparison(
-            f"mean R@1 at {rates} wrong labels, {ours} minus {other}: {{}}",
-            paired_difference(average[ours], average[other]),
-        )
-        for ours in ("Ds", "Dq")
-        for other in ("O", "Iu", "Ib")
-    ]
-
-
-def _at_the_same_batch(study: Study) -> list[Comparison]:
-    batch = study.setting.compared
-    return [compare(study, Condition("Dq", batch=batch), Condition("Smooth-AP", batch=batch), "recall@1")]
-
-
-def _batch(study: Study) -> list[Comparison]:
-    return [compare(study, Condition("Dq", batch=study.setting.compared), Condition("Dq"), "recall@1")]
-
-
-def _alpha(study: Study) -> list[Comparison]:
-    """From the smallest to the usual, and from there to the largest."""
-    sweep = sweeps.SWEEPS["sweep-alpha"]
-    return [
-        replace(
-            compare(study, sweep.condition(high), sweep.condition(low), "recall@1"),
-            text=f"R@1, alpha {high:g} minus alpha {low:g}: {{}}",
-        )
-        for low, high in ((sweep.values[0], sweep.default), (sweep.default, sweep.values[-1]))
-    ]
-
-
-def _alpha_breaks(study: Study) -> list[Comparison]:
-    sweep = sweeps.SWEEPS["sweep-alpha"]
-    total = sum(len(_every_seed(study, sweep.condition(value))) for value in sweep.values)
-    broke = sum(study.broken(sweep.condition(value)) for value in sweep.values)
-    share = Difference(100 * broke / total, 100 * broke / total, 100 * broke / total, study.seeds)
-    reach = sweeps.naive_reach(sweep.values[-1])
-    text = (
-        f"runs up to alpha = {sweep.values[-1]:g} whose numbers stopped being finite: {broke} of {total}. "
-        f"The power as the paper writes it does break, beyond R = {reach:.0f} in float32; it is not computed "
-        "that way here"
+def compare(
+    study: Study,
+    terms: Sequence[tuple[float, Condition]],
+    metric: str = "recall@1",
+    within: tuple[float, float] = ABOVE,
+    text: str = "",
+) -> Comparison:
+    """The comparison that a weighted sum of conditions lies within a range."""
+    over_seeds, over_classes = contrast(study, terms, metric)
+    margin, (low, high) = MARGINS[metric], within
+    sources = [difference for difference in (over_seeds, over_classes) if difference is not None]
+    above = max(difference.p_above(high) for difference in sources)
+    below = max(difference.p_below(low) for difference in sources)
+    directed = within in (ABOVE, BELOW)
+    if not text:
+        text = " minus ".join(str(condition) for _, condition in terms)
+    wanted = "" if directed else f" (claimed: {low:+g} to {high:+g})"
+    by_class = f"; over {over_classes.count} test classes {over_classes}" if over_classes else ""
+    effect = f", effect size {over_seeds.effect:.2f}" if over_seeds.count > 1 else ""
+    return Comparison(
+        f"{_title(metric)}, {text}{wanted}: {over_seeds} over {over_seeds.count} "
+        f"seeds{effect}{by_class}",
+        supports=max(max(d.p_above(low), d.p_below(high)) for d in sources),
+        contradicts=min(above, below),
+        same=max(difference.p_within(margin) for difference in sources) if directed else 1.0,
+        seeds=over_seeds.count,
     )
-    return [Comparison(text, share if broke else Difference(0.0, -1.0, -1.0, study.seeds))]
 
 
-def _p(study: Study) -> list[Comparison]:
-    sweep = sweeps.SWEEPS["sweep-p"]
-    return [
-        compare(study, sweep.condition(4), sweep.condition(value), "recall@1")
-        for value in sweep.values
-        if value != 4
-    ]
+def _title(metric: str) -> str:
+    return OWN_METRICS.get(metric) or symbol(metric)
 
 
-def _toy(study: Study) -> list[Comparison]:
-    result = toy.kept(study.folder)
-    if result is None:
-        raise NotRunError("the toy")
-    return [Comparison("toy, R@1 on unseen classes, Dq minus Ib: {}", toy.effect(result))]
+def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons with p-values corrected by Holm's rule over all of them, question by question.
+
+    Exact ones have nothing to correct and do not count.
+    """
+    uncertain = [comparison for comparison in comparisons if comparison.seeds]
+    supports = holm([comparison.supports for comparison in uncertain])
+    contradicts = holm([comparison.contradicts for comparison in uncertain])
+    same = holm([comparison.same for comparison in uncertain])
+    answers = zip(uncertain, supports, contradicts, same, strict=True)
+    ready = iter([replace(c, supports=s, contradicts=n, same=e) for c, s, n, e in answers])
+    return [next(ready) if comparison.seeds else comparison for comparison in comparisons]
 
 
-def _state_of_the_art(table: str) -> Callable[[Study], list[Comparison] | str]:
-    """Dq at the largest batch of a comparison table against the best R@1 published for anyone else."""
-    native = NATIVE[table]
-
-    def test(study: Study) -> list[Comparison] | str:
-        if study.on != native:
-            return f"needs {native} and a GPU: forerank paper run {table} --data {native}=FOLDER"
-        published = published_table(table)
-        others = {row: cells for row, cells in published.rows.items() if not row.startswith("Dq")}
-        found = []
-        for column in [column for column in published.columns if column.endswith("R@1")]:
-            metric = metric_of(column, study, table)
-            ours = _every_seed(study, _largest_batch(table, study), metric or "recall@1")
-            best = max(value for cells in others.values() if (value := cells[column]) is not None)
-            text = f"{column}, Dq measured minus {best:g}, the best published of the others: {{}}"
-            found.append(Comparison(text, paired_difference(ours, [best] * len(ours))))
-        return found
-
-    return test
-
-
-def _largest_batch(table: str, study: Study) -> Condition:
-    conditions = [c for row, c in rows(table, study).items() if row.startswith("Dq") and c is not None]
-    return max(conditions, key=lambda condition: condition.batch or study.setting.batch)
-
-
-PNP_D, PNP_I = ("Ds", "Dq"), ("Iu", "Ib")
-CLAIMS: tuple[Claim, ...] = (
-    Claim("PNP-Dq retrieves better than PNP-O", "Table 1, 2", _better(["Dq"], ["O"])),
-    Claim("PNP-Ds retrieves better than PNP-O", "Table 1, 2", _better(["Ds"], ["O"])),
-    Claim("PNP-Dq retrieves better than PNP-Ds", "Table 1, 2", _better(["Dq"], ["Ds"])),
-    Claim("PNP-I is worse than PNP-O", "Performance of variants", _better(["O"], PNP_I)),
-    Claim("PNP-D clusters better (NMI) than PNP-O and PNP-I", "Table 1, 2",
-          _better(PNP_D, ["O", *PNP_I], "nmi")),
-    Claim("PNP-D enlarges both distances against PNP-O", "Table 1, 2",
-          _better(PNP_D, ["O"], "dists@intra", "dists@inter")),
-    Claim("PNP-I shrinks both distances against PNP-O", "Table 1, 2",
-          _better(["O"], PNP_I, "dists@intra", "dists@inter")),
-    Claim("PNP-Dq retrieves better than Smooth-AP at the same batch", "Table 3, 4, 5", _at_the_same_batch),
-    Claim("A larger batch lifts PNP-Dq", "Table 3, 4", _batch),
-    Claim("A larger alpha gives a larger R@1", "Impact of hyper-parameters", _alpha),
-    Claim("A large alpha makes training crash by exploding gradients", "Impact of hyper-parameters",
-          _alpha_breaks),
-    Claim("|P| = 4 is the best number of images a class", "Impact of hyper-parameters", _p),
-    Claim("With classes merged by three, PNP-Dq is better than Smooth-AP and PNP-I", "Table 6, 7", _merged),
-    Claim("PNP-Dq loses less by the merging than Smooth-AP and PNP-I", "Evaluation of robustness",
-          _loses_less),
-    Claim("PNP-D stands wrong labels better than PNP-O and PNP-I", "Evaluation of robustness", _noise),
-    Claim("On the toy, PNP-Ib fails to separate unseen classes and PNP-Dq separates them", "Figure 6", _toy),
-    Claim("PNP-Dq reaches the state of the art on SOP", "Table 3", _state_of_the_art("comparison-sop")),
-    Claim("PNP-Dq reaches the state of the art on VehicleID", "Table 4",
-          _state_of_the_art("comparison-vehicle-id")),
-    Claim("PNP-Dq reaches the state of the art on iNaturalist", "Table 5",
-          _state_of_the_art("comparison-inaturalist")),
-)  # fmt: skip
-
-
-def verdicts(study: Study) -> list[Verdict]:
+def verdicts(study: Study, claims: Sequence[Claim]) -> list[Verdict]:
     """Every claim judged on what is there; one that lacks a run is not judged at all."""
-    found = []
-    for claim in CLAIMS:
-        evidence: tuple[str, ...]
+    tested: list[tuple[Claim, Evidence | Verdict]] = []
+    for claim in claims:
         try:
-            tested = claim.test(study)
+            evidence = claim.test(study)
         except NotRunError as missing:
-            word, evidence = PENDING, (f"this has not been run on {study.on}: {missing}",)
-        else:
-            word = judge(tested)
-            evidence = (
-                (tested,) if isinstance(tested, str) else tuple(c.text.format(c.difference) for c in tested)
-            )
-        found.append(Verdict(claim.said, claim.where, word, evidence))
-    return found
+            text = f"this has not been run on {study.on}: {missing}"
+            tested.append((claim, Verdict(claim.said, claim.where, PENDING, (text,))))
+            continue
+        if isinstance(evidence, str):
+            tested.append((claim, Verdict(claim.said, claim.where, ABSENT, (evidence,))))
+        elif evidence is not None:
+            tested.append((claim, evidence))
+    raw = [c for _, ready in tested if isinstance(ready, Evidence) for c in ready.comparisons]
+    pairs = iter(zip(raw, corrected(raw), strict=True))
+    judged = []
+    for claim, ready in tested:
+        if isinstance(ready, Verdict):
+            judged.append(ready)
+            continue
+        mine = [next(pairs) for _ in ready.comparisons]
+        word = judge([after for _, after in mine], ready.needs)
+        lines = (*[_line(before, after) for before, after in mine], *ready.remarks)
+        seeds = [c.seeds for c in ready.comparisons if c.seeds]
+        judged.append(Verdict(claim.said, claim.where, word, lines, min(seeds, default=0), len(seeds)))
+    return judged
 
 
-def to_table(found: Sequence[Verdict]) -> ResultTable:
-    """Claim, where the paper says it, verdict."""
+def _line(raw: Comparison, after: Comparison) -> str:
+    """A comparison with the p-value of its answer, and the same corrected."""
+    name = {"yes": "supports", "no": "contradicts", "same": "same"}.get(after.answer())
+    if name is None:  # the answer that came nearest
+        name = min(("supports", "contradicts", "same"), key=lambda question: getattr(raw, question))
+    said = {"supports": "as claimed", "contradicts": "against the claim", "same": "no difference"}[name]
+    if not raw.seeds:
+        return f"{raw.text}; {said}"
+    return f"{raw.text}; {said}: p {show_p(getattr(raw, name))}, corrected {show_p(getattr(after, name))}"
+
+
+def to_table(judged: Sequence[Verdict]) -> ResultTable:
+    """Claim, where the paper says it, verdict, and on how many seeds it rests."""
     return ResultTable(
-        ["claim", "in the paper", "verdict"],
-        [[v.said, v.where, v.word] for v in found],
+        ["claim", "in the paper", "verdict", "seeds"],
+        [[v.said, v.where, v.word, v.seeds or None] for v in judged],
         title="Claims of the paper",
     )
 
 
-def to_markdown(found: Sequence[Verdict], study: Study) -> str:
+def rule(study: Study, judged: Sequence[Verdict]) -> str:
+    """The rule in words, with the numbers of this page."""
+    count = sum(v.comparisons for v in judged)
+    margins = ", ".join(f"{_title(metric)} {margin:g}" for metric, margin in MARGINS.items())
+    return (
+        "A claim *holds* if every comparison lies in the claimed range, *does not hold* if one lies outside "
+        "of it, "
+        "and there is *no difference* if one that should differ lies within a margin fixed in advance "
+        f"({margins}; points for percentages). Each answer needs p < {LEVEL:g} over paired seeds (Student's "
+        "t) and, "
+        "for R@1, over test classes, after Holm's correction over all comparisons on this page "
+        f"({count}). Otherwise it is *undecided here*. Intervals are 95%, uncorrected. Effect sizes are "
+        "Cohen's d of paired seeds. A verdict on a stand-in says nothing about the paper's own data."
+    )
+
+
+def to_markdown(judged: Sequence[Verdict], study: Study) -> str:
     """The claims page."""
+    from forerank.paper.tuning import choices_table
+
     recipe = study.recipe(Condition(), 0)
+    choices = choices_table(study)
+    chosen = "chosen per method (table at the end)" if choices else f"{recipe.optimiser.lr:g}"
+    length = f"{recipe.schedule.steps} steps" if recipe.schedule.steps else f"{recipe.schedule.epochs} epochs"
     lines = [
-        "# The paper's claims, tested",
+        f"# The paper's claims, tested on {study.on}",
         "",
         f"Generated by `forerank paper claims --on {study.on}` from the runs of `forerank paper all --on "
-        f"{study.on}`; "
-        "do not edit.",
+        f"{study.on}`; do not edit.",
         "",
-        f"Data set: {study.on}; {study.seeds} seeds; {recipe.model.backbone}, "
-        f"{recipe.schedule.steps or '?'} steps of "
-        f"{recipe.batch.batch_size}. A claim *holds* if every comparison has the claimed sign and its 95% "
-        "interval "
-        "(Student's t over paired seeds) leaves zero out; it *does not hold* if an interval lies wholly on "
-        "the other "
-        "side; otherwise it is *undecided here*. A verdict on a stand-in says nothing about the paper's own "
-        "data.",
+        f"Data set: {study.on}; {recipe.model.backbone}, {recipe.mode} training, {length} of "
+        f"{recipe.batch.batch_size} images, learning rate {chosen}. {rule(study, judged)}",
         "",
-        to_table(found).to_markdown(),
+        to_table(judged).to_markdown(),
         "",
         "## The numbers",
         "",
     ]
-    for verdict in found:
+    for verdict in judged:
         lines += [f"### {verdict.said}: {verdict.word}", "", *[f"- {text}" for text in verdict.evidence], ""]
+    if choices:
+        lines += ["## Values chosen on validation classes", "", choices.to_markdown(), ""]
     return "\n".join([*lines, f"Claims from: {source()}", ""])
 
 
 def write(study: Study, extra: Path | None = None) -> list[Verdict]:
     """Judge and write `claims.md` into the study's folder, and to `extra` if given."""
-    found = verdicts(study)
-    text = to_markdown(found, study)
+    from forerank.paper.claim_tests import CLAIMS
+
+    judged = verdicts(study, CLAIMS)
+    text = to_markdown(judged, study)
     for path in filter(None, (study.folder / "claims.md", extra)):
         write_atomically(path, text)
-    return found
+    return judged

@@ -2,18 +2,22 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerank.errors import ForerankError
 from forerank.machine import choose_device
+from forerank.paper.methods import METHODS
 from forerank.paper.runs import torchrun_command
 from forerank.paper.study import Run, Study
+from forerank.paper.tuning import can_tune
 from forerank.training.recipe import Recipe, recipe_text
 
 if TYPE_CHECKING:
-    from forerank.models import EmbeddingModel
+    import torch
+
+HEAD_STEP = 0.03  # seconds of one step of a head, measured on one core (docs/paper.md)
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Estimate:
         train_images, test_images: counted, or published if the data is not there.
         activation_bytes: memory of one image on its way forward, kept for the way back (measured).
         fixed_bytes: weights, gradients and Adam's two moments.
-        seconds_an_image: forward and backward of one image on this machine (measured).
+        seconds_per_image: forward and backward of one image on this machine (measured).
         device: where that was measured.
         available_bytes: memory of that device.
     """
@@ -39,7 +43,7 @@ class Estimate:
     test_images: int
     activation_bytes: int
     fixed_bytes: int
-    seconds_an_image: float
+    seconds_per_image: float
     device: str
     available_bytes: int
 
@@ -51,12 +55,16 @@ class Estimate:
 
     def seconds(self, recipe: Recipe) -> float:
         """Time of a run: its training images both ways, its test images one way (a third of both)."""
+        if recipe.mode == "head":  # the backbone is not run; see `features_seconds`
+            return HEAD_STEP * self.steps(recipe)
         images = self.steps(recipe) * (recipe.batch.batch_size or 112)
-        if recipe.mode == "head":  # the backbone sees every image once, for all steps and all runs
-            return (self.train_images + self.test_images) * self.seconds_an_image / 3 + 0.02 * self.steps(
-                recipe
-            )
-        return (images + self.test_images / 3) * self.seconds_an_image
+        return (images + self.test_images / 3) * self.seconds_per_image
+
+    def features_seconds(self, recipe: Recipe) -> float:
+        """Time for the features on which heads are trained: every image once, for all runs together."""
+        if recipe.mode != "head":
+            return 0.0
+        return (self.train_images + self.test_images) * self.seconds_per_image / 3
 
     def bytes_needed(self, recipe: Recipe, processes: int = 1) -> int:
         """Peak memory of one process, before fragmentation."""
@@ -78,6 +86,7 @@ def estimate(study: Study, run: Run) -> Estimate:
     """Measure what can be measured here: the data, one image's memory, a few timed steps."""
     import torch
 
+    from forerank.training.assemble import build_model
     from forerank.training.prepare import open_parts
 
     recipe = run.recipe
@@ -97,10 +106,11 @@ def estimate(study: Study, run: Run) -> Estimate:
         train_images, test_images = _published_counts(study.on)
     device = choose_device()
     try:
-        model = _model(recipe, recipe.model.pretrained)
+        model = build_model(recipe)
         weights = f"of {recipe.model.backbone}: there"
     except ForerankError as error:
-        model = _model(recipe, pretrained=False)  # as large and as fast as the one it stands for
+        # As large and as fast as the one it stands for.
+        model = build_model(replace(recipe, model=replace(recipe.model, pretrained=False)))
         weights, ready = f"are not there: {error}", False
     model = model.to(device)
     shape, small = model.preprocessing.shape, model.preprocessing.resize <= 64
@@ -114,55 +124,47 @@ def estimate(study: Study, run: Run) -> Estimate:
         test_images,
         _activation_bytes(model, images) // len(images),
         4 * parameter_bytes,
-        _seconds_a_step(model, images) / len(images),
+        _seconds_per_step(model, images) / len(images),
         device,
         _available_bytes(device),
     )
 
 
-def _model(recipe: Recipe, pretrained: bool) -> "EmbeddingModel":
-    from forerank.models import create_model
-
-    return create_model(
-        recipe.model.backbone,
-        embedding_dim=recipe.model.embedding_dim,
-        pooling=recipe.model.pooling,
-        layer_norm=recipe.model.layer_norm,
-        pretrained=pretrained,
-        freeze_batch_norm=recipe.model.freeze_batch_norm,
-    )
-
-
 def describe(
-    study: Study, plan: Sequence[Run], *, processes: int = 1, side_by_side: int = 1
+    study: Study, plan: Sequence[Run], methods: Sequence[str] = (), *, processes: int = 1, jobs: int = 1
 ) -> tuple[str, bool]:
-    """The plan as text, and whether it could start now."""
+    """The plan as text, and whether it could start now.
+
+    Args:
+        methods: whose learning rates would be chosen first.
+    """
     if not plan:
         return "Nothing to train: this needs only formulas or the toy.", True
     done = [result for run in plan if (result := run.result()) is not None]
     left = [run for run in plan if run.result() is None]
     first = (left or list(plan))[0]
     recipe = first.recipe
-    found = estimate(study, first)
-    needed = found.bytes_needed(recipe, processes)
-    together = needed * (processes if found.device == "cpu" else 1) * side_by_side
-    fits = together <= 0.8 * found.available_bytes
+    need = estimate(study, first)
+    needed = need.bytes_needed(recipe, processes)
+    together = needed * (processes if need.device == "cpu" else 1) * jobs
+    fits = together <= 0.8 * need.available_bytes
     lines = [
-        f"data      {found.data}",
-        f"weights   {found.weights}",
+        f"data      {need.data}",
+        f"weights   {need.weights}",
         f"runs      {len(plan)}, of which {len(done)} are there and {len(left)} to do",
-        f"steps     {found.steps(recipe):,} of {recipe.batch.batch_size} images each",
-        f"memory    {_size(needed)} a process for {recipe.batch.batch_size} images over {processes} "
-        f"process{'es' if processes > 1 else ''} ({_size(found.activation_bytes)} an image, "
+        *_tuning(study, methods),
+        f"steps     {need.steps(recipe):,} of {recipe.batch.batch_size} images each",
+        f"memory    {_size(needed)} per process for {recipe.batch.batch_size} images over {processes} "
+        f"process{'es' if processes > 1 else ''} ({_size(need.activation_bytes)} per image, "
         "measured); "
-        f"{_size(found.available_bytes)} free on this {found.device}"
-        + ("" if fits else f"; too much: add --set batch.micro_batch={found.fitting_micro_batch(processes)}"),
-        f"time      {_time(found, left, [r['seconds'] for r in done], processes, side_by_side)}",
+        f"{_size(need.available_bytes)} free on this {need.device}"
+        + ("" if fits else f"; too much: add --set batch.micro_batch={need.fitting_micro_batch(processes)}"),
+        f"time      {_time(need, left, [r['seconds'] for r in done], processes, jobs)}",
     ]
-    if found.device == "cpu" and not study.setting.quick:
-        total = sum(found.steps(run.recipe) * (run.recipe.batch.batch_size or 112) for run in left)
+    if need.device == "cpu" and not study.setting.quick:
+        total = sum(need.steps(run.recipe) * (run.recipe.batch.batch_size or 112) for run in left)
         lines.append(
-            f"          {total:,} images to train on: on a GPU that takes 400 a second "
+            f"          {total:,} images to train on: on a GPU that takes 400 per second "
             f"{_duration(total / 400)}, on eight of them {_duration(total / 3200)}"
         )
     marks = [f"  {'done ' if run.result() else '     '}{run.title}  ({run.key})" for run in plan]
@@ -174,22 +176,35 @@ def describe(
         "one of them by hand, over several processes (the settings above in the file):",
         f"  {by_hand}",
     ]
-    return "\n".join(lines), found.ready and fits
+    return "\n".join(lines), need.ready and fits
 
 
-def _time(
-    found: Estimate, left: Sequence[Run], ended: Sequence[float], processes: int, side_by_side: int
-) -> str:
+def _tuning(study: Study, methods: Sequence[str]) -> list[str]:
+    """A line about the learning rates, if any are still to be chosen."""
+    open_methods = [method for method in methods if method not in study.chosen]
+    if not open_methods or not can_tune(study):
+        return []
+    count = sum(len(study.setting.rates) + len(METHODS[method].candidates) for method in open_methods)
+    return [
+        f"choosing  {count} runs or more come first, shorter ones ({', '.join(study.setting.tuning)}), which "
+        "choose "
+        f"the learning rates of {len(open_methods)} methods on the validation classes (--no-tune leaves them "
+        "out)"
+    ]
+
+
+def _time(need: Estimate, left: Sequence[Run], ended: Sequence[float], processes: int, jobs: int) -> str:
     """How long the rest would take: by the runs that have ended, otherwise by a few timed steps."""
     if ended:
         each = sum(ended) / len(ended)
-        total = len(left) * each / side_by_side
+        total = len(left) * each / jobs
         return f"about {_duration(total)} here, by the {len(ended)} runs that have ended ({each:.0f} s each)"
     # The timed steps had the whole machine; several processes help only where each has a device of its own.
-    seconds = sum(found.seconds(run.recipe) for run in left) / (processes if found.device == "cuda" else 1)
+    seconds = sum(need.seconds(run.recipe) for run in left) / (processes if need.device == "cuda" else 1)
+    seconds += max((need.features_seconds(run.recipe) for run in left), default=0.0)
     return (
-        f"about {_duration(seconds)} here ({1 / found.seconds_an_image:.0f} images/s forward and backward, "
-        f"a few steps timed on this {found.device})"
+        f"about {_duration(seconds)} here ({1 / need.seconds_per_image:.0f} images/s forward and backward, "
+        f"a few steps timed on this {need.device})"
     )
 
 
@@ -203,7 +218,7 @@ def _published_counts(name: str) -> tuple[int, int]:
     return counts["train"][0], counts["test"][0]
 
 
-def _activation_bytes(model: "torch.nn.Module", images: "torch.Tensor") -> int:  # type: ignore[name-defined]  # noqa: F821
+def _activation_bytes(model: "torch.nn.Module", images: "torch.Tensor") -> int:
     """Bytes that the way forward keeps for the way back, each storage once, weights left out."""
     import torch
 
@@ -223,7 +238,7 @@ def _activation_bytes(model: "torch.nn.Module", images: "torch.Tensor") -> int: 
     return sum(kept.values())
 
 
-def _seconds_a_step(model: "torch.nn.Module", images: "torch.Tensor", budget: float = 3.0) -> float:  # type: ignore[name-defined]  # noqa: F821
+def _seconds_per_step(model: "torch.nn.Module", images: "torch.Tensor", budget: float = 3.0) -> float:
     """Forward and backward, the fastest of up to ten after a first that warms up, or of `budget` seconds."""
     import torch
 

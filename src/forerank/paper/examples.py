@@ -1,5 +1,6 @@
-"""Figure: retrieval examples; each query with what is found for it, framed green if right and red if not."""
+"""Figure: retrieval examples; each query with its nearest images, framed green if right and red if not."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
 SHOWN = 10
 # Queries are not chosen by hand: they stand at these places when all are sorted by average precision.
 PLACES = (1.0, 0.75, 0.5, 0.25, 0.1, 0.0)
-RIGHT, WRONG, ASKS = "#14805a", "#c2402f", "#2f62c9"
+RIGHT, WRONG, QUERY = "#14805a", "#c2402f", "#2f62c9"
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Queries (Q,) with the rows found for each (Q, SHOWN) and whether they are right."""
+    """Queries (Q,) with the nearest rows of each (Q, SHOWN) and whether they are right."""
 
     table: "Table"
     query: NDArray[np.int64]
-    found: NDArray[np.int64]
+    nearest: NDArray[np.int64]
     is_positive: NDArray[np.bool_]
     average_precision: NDArray[np.float64]
 
@@ -42,11 +43,11 @@ def embed_test(run: Path) -> "tuple[NDArray[np.float32], Table]":
     return embedded.vectors, embedded.table
 
 
-def find(study: Study) -> Examples:
+def choose(study: Study) -> Examples:
     """Examples from the run of Dq with seed 0."""
     run = study.run(Condition("Dq"), 0)
     if run.result() is None:
-        raise ForerankError(f"its run ({run.title}) has not ended")
+        raise ForerankError(f"on {study.on} its run ({run.title}) has not ended")
     vectors, table = embed_test(run.folder)
     queries = np.flatnonzero(table.is_query)
     gallery = np.flatnonzero(table.is_gallery)
@@ -63,30 +64,30 @@ def notes(study: Study) -> tuple[str, ...]:
     """How the queries were chosen."""
     places = ", ".join(f"{place:.0%}" for place in PLACES)
     return (
-        f"Test images of {study.on} under Dq, seed 0. The queries were not picked: sorted by average "
-        "precision, they "
-        f"stand at {places} from the worst.",
+        f"Test images of {study.on} under Dq, seed 0. The queries were not picked by hand: sorted by average "
+        f"precision, they stand at {places} from the worst.",
     )
 
 
-def draw(drawing: "Figure", examples: Examples) -> None:
-    """A row a query: the query first, then what was found, nearest first."""
-    axes = drawing.subplots(len(examples.query), SHOWN + 1, squeeze=False)
-    files = examples.table.files
-    for row, (query, found, right) in enumerate(
-        zip(examples.query, examples.found, examples.is_positive, strict=True)
-    ):
-        for column, axis in enumerate(axes[row]):
-            index = query if column == 0 else found[column - 1]
-            colour = ASKS if column == 0 else RIGHT if right[column - 1] else WRONG
-            axis.imshow(_picture(files[int(index)]), cmap="gray")
-            axis.set(xticks=[], yticks=[])
-            axis.grid(False)
-            for side in axis.spines.values():
-                side.set(visible=True, color=colour, linewidth=3)
-        axes[row, 0].set_ylabel(f"AP {examples.average_precision[row]:.2f}", fontsize=9)
-    for column, axis in enumerate(axes[0]):
-        axis.set_title("query" if column == 0 else str(column), fontsize=9)
+def draw(drawing: "Figure", shown: Sequence[Examples]) -> None:
+    """One row per query: the query first, then its neighbours, nearest first; data sets side by side."""
+    for part, examples in zip(drawing.subfigures(1, len(shown), squeeze=False)[0], shown, strict=True):
+        part.suptitle(examples.table.name)
+        axes = part.subplots(len(examples.query), SHOWN + 1, squeeze=False)
+        files = examples.table.files
+        for row, query in enumerate(examples.query):
+            for column, axis in enumerate(axes[row]):
+                index = query if column == 0 else examples.nearest[row, column - 1]
+                right = column > 0 and examples.is_positive[row, column - 1]
+                axis.imshow(_picture(files[int(index)]), cmap="gray")
+                axis.set(xticks=[], yticks=[])
+                axis.grid(False)
+                for side in axis.spines.values():
+                    colour = QUERY if column == 0 else RIGHT if right else WRONG
+                    side.set(visible=True, color=colour, linewidth=3)
+            axes[row, 0].set_ylabel(f"AP {examples.average_precision[row]:.2f}", fontsize=9)
+        for column, axis in enumerate(axes[0]):
+            axis.set_title("query" if column == 0 else str(column), fontsize=9)
 
 
 def draw_ranking(

@@ -7,7 +7,7 @@ from typing import Literal
 from forerank.errors import unknown
 from forerank.paper import tables
 from forerank.paper.published import published_table
-from forerank.paper.study import Condition, Study
+from forerank.paper.study import REDUNDANT, Condition, Run, Study
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Experiment:
         reference: where the paper has it; "ours" if it only argues about it.
         native: the data set the paper used, None if only formulas or the toy are needed.
         conditions: what has to be trained.
+        most_seeds: how many seeds it looks at, at most; None: all.
     """
 
     name: str
@@ -29,6 +30,11 @@ class Experiment:
     reference: str
     native: str | None
     conditions: Callable[[Study], list[Condition]]
+    most_seeds: int | None = None
+
+    def plan(self, study: Study) -> list[Run]:
+        """The training runs that it needs."""
+        return study.plan(self.conditions(study), self.most_seeds)
 
 
 def _nothing(study: Study) -> list[Condition]:
@@ -64,6 +70,22 @@ _ALL = (
         lambda study: tables.conditions("label-noise", study),
     ),
     Experiment(
+        "redundancy",
+        "table",
+        "AP without the positives before a positive",
+        "argued, not run",
+        "sop",
+        lambda study: [REDUNDANT, Condition("Smooth-AP"), Condition("Dq")],
+    ),
+    Experiment(
+        "all-weights",
+        "table",
+        "The central losses with all weights trained, where a head alone stands in elsewhere",
+        "ours",
+        "sop",
+        lambda study: tables.conditions("all-weights", study),
+    ),
+    Experiment(
         "ap-surface", "figure", "The AP loss over positives and negatives before", "Figure 1", None, _nothing
     ),
     Experiment("penalties", "figure", "Penalties on negatives before positives", "Figure 2", None, _nothing),
@@ -82,6 +104,7 @@ _ALL = (
         "Figure 7",
         "sop",
         lambda study: [Condition("Dq")],
+        most_seeds=1,
     ),
     _sweep("sweep-alpha", "Steepness alpha of PNP-Dq"),
     _sweep("sweep-b", "Boundary b of PNP-Ib"),

@@ -1,6 +1,8 @@
-"""The methods the paper compares, and what each means as recipe values."""
+"""The methods that the paper compares, and what each means as recipe values."""
 
 from dataclasses import dataclass
+
+from forerank.training.methods import METHODS as REGISTRY
 
 
 @dataclass(frozen=True)
@@ -8,50 +10,43 @@ class Method:
     """How to train with a method of the paper.
 
     Attributes:
-        values: recipe assignments (``key=value``); empty if nobody's package implements it.
-        note: what a reader of the table should know.
+        values: recipe assignments (``key=value``).
+        note: where it differs from the paper that introduced it; stands beside its row.
+        tuned: a second value that is chosen on the validation classes, after the learning rate.
+        candidates: what is tried for it; for `PROXY_RATE` as multiples of the rate that it has by itself.
     """
 
     values: tuple[str, ...]
     note: str = ""
+    tuned: str | None = None
+    candidates: tuple[float, ...] = ()
 
     @property
-    def runs(self) -> bool:
-        """Whether it can be trained here."""
-        return bool(self.values)
+    def ours(self) -> bool:
+        """Whether it is one of Forerank's own losses, without a method around it."""
+        return self.values[0].startswith("loss=")
 
-
-_ABSENT = "not run: no implementation in the packages"
 
 VARIANTS = ("O", "Iu", "Ib", "Ds", "Dq")
+PROXY_RATE = "optimiser.loss_lr"
+# Methods of the registry with proxies, centres or boundaries that learn at a rate of their own.
+_WITH_PROXIES = ("margin", "mic", "proxynca", "proxynca++", "softtriple")
+
+
+def _from_registry(key: str) -> Method:
+    note = "; ".join(REGISTRY[key].deviations)
+    if key in _WITH_PROXIES:
+        return Method((f"method={key}",), note, PROXY_RATE, (0.1, 1.0, 10.0))
+    return Method((f"method={key}",), note)
+
 
 METHODS: dict[str, Method] = {
     "O": Method(("loss=PNP-O",)),
     "Iu": Method(("loss=PNP-Iu",)),
-    "Ib": Method(("loss=PNP-Ib",)),
+    "Ib": Method(("loss=PNP-Ib", "loss.options.b=2"), "", "loss.options.b", (1.0, 2.0, 4.0)),
     "Ds": Method(("loss=PNP-Ds",)),
     "Dq": Method(("loss=PNP-Dq",)),
     "Smooth-AP": Method(("loss=Smooth-AP",)),
-    "Histogram": Method(("loss=pml:HistogramLoss",)),
-    "Margin": Method(("loss=pml:MarginLoss", "loss.miner=pml:DistanceWeightedMiner")),
-    "FastAP": Method(("loss=pml:FastAPLoss",)),
-    "SoftTriple": Method(("loss=pml:SoftTripleLoss",)),
-    "Contrastive with memory": Method(("loss=pml:ContrastiveLoss", "loss.memory=1024")),
-    "ProxyNCA": Method(("loss=pml:ProxyNCALoss",)),
-    "ProxyNCA++": Method(
-        ("loss=pml:ProxyNCALoss", "loss.options.softmax_scale=9", "model.layer_norm=true"),
-        "its temperature and layer norm, without its max pooling",
-    ),
-    "Triplet": Method(
-        (
-            "loss=pml:TripletMarginLoss",
-            "loss.miner={name: pml:TripletMarginMiner, type_of_triplets: semihard}",
-        ),
-        "semi-hard triplets",
-    ),
-    "Divide & Conquer": Method((), _ABSENT),
-    "MIC": Method((), _ABSENT),
-    "RankMI": Method((), _ABSENT),
     "Blackbox AP": Method(("loss=Blackbox-AP",), "without the random margins of the published code"),
-    "DCML-MDW": Method((), _ABSENT),
+    **{method.title: _from_registry(key) for key, method in REGISTRY.items() if key != "smooth-ap"},
 }

@@ -1,4 +1,5 @@
-"""One HTML page for all that was made: tables, figures, claims. It needs no other file and no network."""
+"""One HTML page for everything that is there: tables, figures, claims. It needs no other file and no
+network."""
 
 import base64
 from collections.abc import Sequence
@@ -9,9 +10,10 @@ from typing import Any
 from forerank.files import write_atomically
 from forerank.paper import claims
 from forerank.paper.experiments import EXPERIMENTS
-from forerank.paper.make import made, made_in
 from forerank.paper.published import source
+from forerank.paper.render import rendered, time_taken
 from forerank.paper.study import Study
+from forerank.paper.tuning import choices_table
 from forerank.report.shell import html_page
 
 NAME = "index.html"
@@ -41,6 +43,7 @@ nowrap; } .verdict.holds { background: var(--good-soft); color: var(--good); }
 _KINDS = {
     claims.HOLDS: "holds",
     claims.FAILS: "fails",
+    claims.SAME: "open",
     claims.OPEN: "open",
     claims.ABSENT: "open",
     claims.PENDING: "open",
@@ -50,11 +53,15 @@ _NARROW = {"sweep-b", "sweep-p"}
 
 def write(study: Study, verdicts: Sequence[claims.Verdict]) -> None:
     """Write `index.html` into the study's folder from what is there; whole or not at all."""
-    found = [(name, values) for name in EXPERIMENTS if (values := made(name, study)) is not None]
-    tables = [(n, v) for n, v in found if EXPERIMENTS[n].kind == "table"]
-    figures = [(n, v) for n, v in found if EXPERIMENTS[n].kind == "figure"]
-    sections = [_claims(verdicts)]
-    sections += [_section(name, values, study) for name, values in [*tables, *figures]]
+    there = [(name, values) for name in EXPERIMENTS if (values := rendered(name, study)) is not None]
+    tables = [(n, v) for n, v in there if EXPERIMENTS[n].kind == "table"]
+    figures = [(n, v) for n, v in there if EXPERIMENTS[n].kind == "figure"]
+    sections = [_section(name, values, study) for name, values in [*tables, *figures]]
+    about_claims = _claims(verdicts, study)
+    # Before anything was trained, what was asked for comes first.
+    trained = any(values["runs"]["count"] for _, values in there)
+    sections = [about_claims, *sections] if trained else [*sections, about_claims]
+    sections += _chosen_values(study)
     links = [("claims", "Claims")] + [(name, values["reference"]) for name, values in [*tables, *figures]]
     nav = "".join(
         f'<a href="#{anchor}" title="{escape(_title(anchor))}">{escape(_link(anchor, text))}</a>'
@@ -63,7 +70,7 @@ def write(study: Study, verdicts: Sequence[claims.Verdict]) -> None:
     title = f"The PNP paper on {study.on}"
     lead = (
         f"Every table and figure of the paper, measured on {study.on} beside the published numbers. "
-        f"{study.seeds} seeds; made by: forerank paper all --on {study.on}"
+        f"{study.seeds} seeds for the losses that claims compare. Command: forerank paper all --on {study.on}"
     )
     footer = f"Published numbers: {source()}. Written by Forerank; this page is one file."
     text = html_page(title, "".join(sections), lead=lead, links=nav, style=_STYLE, footer=footer)
@@ -78,25 +85,41 @@ def _link(name: str, reference: str) -> str:
     return name if name in EXPERIMENTS else reference
 
 
-def _claims(found: Sequence[claims.Verdict]) -> str:
-    counts = {word: sum(v.word == word for v in found) for word in (claims.HOLDS, claims.FAILS, claims.OPEN)}
-    rows = "".join(
-        f'<tr><th scope="row">{escape(v.said)}{_evidence(v.evidence)}</th>'
-        f"<td>{escape(v.where)}</td>"
-        f'<td><span class="verdict {_KINDS[v.word]}">{escape(v.word)}</span></td></tr>'
-        for v in found
-    )
-    told = ", ".join(f"{count} {word}" for word, count in counts.items())
+def _claims(judged: Sequence[claims.Verdict], study: Study) -> str:
+    """The claims that can be judged; those that wait for runs are folded away."""
+    ready = [v for v in judged if v.word != claims.PENDING]
+    waiting = [v for v in judged if v.word == claims.PENDING]
+    words = (claims.HOLDS, claims.FAILS, claims.SAME, claims.OPEN)
+    counts = ", ".join(f"{sum(v.word == word for v in ready)} {word}" for word in words)
+    folded = ""
+    if waiting:
+        items = "".join(f"<li>{escape(v.said)}: {escape(v.evidence[0])}</li>" for v in waiting)
+        about = f"{len(waiting)} more claims need runs that are not there"
+        folded = f"<details><summary>{about}</summary><ul>{items}</ul></details>"
+    rule = claims.rule(study, judged).replace("*", "")
     return (
         '<section id="claims"><h2>The paper\'s claims, tested</h2>'
-        f'<p class="under">{escape(told)}. A claim holds if each comparison has the claimed sign and its 95% '
-        "interval "
-        "over paired seeds leaves zero out; it does not hold if an interval lies wholly on the other "
-        "side.</p>"
+        f'<p class="under">{escape(counts)}. {escape(rule)}</p>'
         '<div class="card scroll"><table class="claims"><thead><tr><th>claim</th><th>in the paper</th>'
-        "<th>verdict</th></tr>"
-        f"</thead><tbody>{rows}</tbody></table></div></section>"
+        "<th>verdict</th><th>seeds</th></tr>"
+        f"</thead><tbody>{''.join(_row(v) for v in ready)}</tbody></table></div>{folded}</section>"
     )
+
+
+def _row(verdict: claims.Verdict) -> str:
+    return (
+        f'<tr><th scope="row">{escape(verdict.said)}{_evidence(verdict.evidence)}</th>'
+        f"<td>{escape(verdict.where)}</td>"
+        f'<td><span class="verdict {_KINDS[verdict.word]}">{escape(verdict.word)}</span></td>'
+        f"<td>{verdict.seeds or ''}</td></tr>"
+    )
+
+
+def _chosen_values(study: Study) -> list[str]:
+    table = choices_table(study)
+    if table is None:
+        return []
+    return [f'<section id="chosen"><h2>Values chosen on validation classes</h2>{table.to_html()}</section>']
 
 
 def _evidence(lines: tuple[str, ...]) -> str:
@@ -104,7 +127,7 @@ def _evidence(lines: tuple[str, ...]) -> str:
     if len(lines) == 1:
         return f'<div class="soft">{escape(lines[0])}</div>'
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<details><summary>{len(lines)} comparisons</summary><ul>{items}</ul></details>"
+    return f"<details><summary>{len(lines)} lines of numbers</summary><ul>{items}</ul></details>"
 
 
 def _section(name: str, values: dict[str, Any], study: Study) -> str:
@@ -120,8 +143,8 @@ def _section(name: str, values: dict[str, Any], study: Study) -> str:
     said = "".join(f"<p>{escape(note)}</p>" for note in values["notes"])
     return (
         f'<section id="{name}"><h2>{escape(values["title"])}</h2>'
-        f'<p class="made">{escape(values["reference"])}. Time: {escape(made_in(name, study))} Command: '
-        f"<code>forerank paper run {name} --on {escape(study.on)} --seeds {study.seeds}</code></p>"
+        f'<p class="made">{escape(values["reference"])}. Time: {escape(time_taken(name, study))} Command: '
+        f"<code>forerank paper run {name} --on {escape(study.on)}</code></p>"
         f'{drawn}{"".join(values["tables"])}<div class="said">{said}</div></section>'
     )
 

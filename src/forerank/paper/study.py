@@ -1,8 +1,8 @@
 """A study: one data set, some seeds, a folder; and the conditions of the paper as training runs in it.
 
 A condition says what is varied (method, batch, |P|, merged classes, wrong labels, options of the loss).
-Together with a seed it is a recipe, and a recipe's fingerprint names its run folder, so experiments that need
-the same condition share its runs and a finished run is never trained again.
+Together with a seed it is a recipe. A fingerprint of the recipe names the run folder, so experiments that
+need the same recipe share its run, and a finished run is never trained again.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any
 
 from forerank.errors import unknown
 from forerank.paper.methods import METHODS
-from forerank.training.recipe import INCIDENTAL, Recipe, flatten, load_recipe
+from forerank.training.recipe import INCIDENTAL, Recipe, flatten, load_recipe, override
 
 RESULT = "paper.json"  # what this room keeps of a run, in the run's folder
 
@@ -28,31 +28,62 @@ class Setting:
         values: recipe assignments for every run, over the shipped recipe of the same name.
         batch: images in a step for the variants, the sweeps and the robustness (112 in the paper).
         compared: batch of the comparison tables (384; 224 for iNaturalist).
-        quick: whether runs take seconds, so that everything may run in one sitting.
+        rates: learning rates from which one is chosen for every method; empty: the recipe's own, as the
+        paper.
+        tuning: recipe assignments for the runs that choose.
+        all_weights: recipe assignments that train all weights, where `values` train a head alone.
     """
 
     values: tuple[str, ...] = ()
     batch: int = 112
     compared: int = 384
-    quick: bool = False
+    rates: tuple[float, ...] = ()
+    tuning: tuple[str, ...] = ()
+    all_weights: tuple[str, ...] = ()
+
+    @property
+    def quick(self) -> bool:
+        """Whether a run takes about a minute on a processor, so that everything can be run many times."""
+        return bool(self.rates)
 
 
-# Runs in their dozens: no page for each, one recall list that answers every table.
+# For many short runs: no report for each, one list of recalls that answers every table.
 _LEAN = ("evaluation.report=false", "evaluation.ks=[1,4,5,10,16,32,100,1000]")
 SETTINGS: dict[str, Setting] = {
-    "glyphs": Setting(("schedule.steps=150", "evaluation.every=150", *_LEAN), quick=True),
-    "cub": Setting(("mode=head", "schedule.steps=200", *_LEAN), batch=64, compared=224, quick=True),
+    "glyphs": Setting(
+        ("schedule.steps=600", "evaluation.every=300", *_LEAN),
+        compared=224,
+        rates=(3e-4, 1e-3, 3e-3),
+        tuning=("schedule.steps=200", "evaluation.every=200"),
+    ),
+    "cub": Setting(
+        ("mode=head", "schedule.steps=600", "evaluation.every=100", *_LEAN),
+        batch=112,
+        compared=224,
+        rates=(3e-5, 1e-4, 3e-4),
+        tuning=("schedule.steps=300",),
+        all_weights=("mode=full", "schedule.steps=250", "evaluation.every=50", "batch.batch_size=64"),
+    ),
     "cars": Setting(compared=224),
     "inshop": Setting(),
     "sop": Setting(),
     "vehicle_id": Setting(),
     "inaturalist": Setting(compared=224),
 }
+# The boundary b that the paper found best on its own data sets, and reports there.
+PAPER_VALUES: dict[str, dict[str, tuple[str, ...]]] = {
+    "sop": {"Ib": ("loss.options.b=4",)},
+    "vehicle_id": {"Ib": ("loss.options.b=1",)},
+}
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What one cell of a table, or one point of a curve, was trained under."""
+    """What one cell of a table, or one point of a curve, was trained under.
+
+    What it leaves open (learning rate, b, the proxies' rate) has one value per method in a study, the same in
+    every experiment.
+    """
 
     method: str = "Dq"
     batch: int | None = None  # None: the setting's batch
@@ -60,18 +91,26 @@ class Condition:
     merged: int = 0
     noise: float = 0.0
     options: tuple[tuple[str, float], ...] = ()
+    all_weights: bool = False  # only where the setting trains a head
 
     def __str__(self) -> str:
-        parts = [self.method, *(f"{key}={value:g}" for key, value in self.options)]
+        parts = [self.method, *(f"{key}={_text(value)}" for key, value in self.options)]
         if self.batch:
             parts.append(f"batch {self.batch}")
         if self.images_per_class != 4:
             parts.append(f"|P|={self.images_per_class}")
         if self.merged:
-            parts.append(f"merged by {self.merged}")
+            parts.append(f"classes merged by {self.merged}")
         if self.noise:
             parts.append(f"{self.noise:.0%} wrong labels")
+        if self.all_weights:
+            parts.append("all weights")
         return ", ".join(parts)
+
+
+# Conditions of these methods stand in claims that compare two losses.
+COMPARED = ("O", "Iu", "Ib", "Ds", "Dq", "Smooth-AP", "FastAP", "Contrastive with memory")
+REDUNDANT = Condition("Dq", options=(("alpha", 1.0),))  # AP without the positives before
 
 
 @dataclass(frozen=True)
@@ -87,7 +126,7 @@ class Run:
         return self.folder.name
 
     def result(self) -> dict[str, Any] | None:
-        """What the ended run measured: "metrics", "seconds", "broke" (see `runs.conclude`); None before."""
+        """What the ended run measured (see `run_results.write_result`); None as long as it has not ended."""
         path = self.folder / RESULT
         if not path.is_file():
             return None
@@ -101,19 +140,25 @@ class Study:
 
     Args:
         on: data set to train on, by the name of its recipe.
-        seeds: how many, from 0 up.
+        seeds: of conditions that stand in claims comparing two losses, from 0 up.
+        other_seeds: of all other conditions, from 0 up, never more than `seeds`.
         folder: what is written: `tables`, `figures`, `index.html`.
         runs: folder of the training runs, shared by all experiments.
         roots: data set name -> where its images lie.
         values: further recipe assignments for every run.
+        chosen: method -> recipe assignments that were chosen for it, see `tuning`.
+        beside: studies of other data sets, shown beside this one in the figures that allow it.
     """
 
     on: str = "glyphs"
-    seeds: int = 3
+    seeds: int = 10
+    other_seeds: int = 3
     folder: Path = Path("runs/paper/glyphs")
     runs: Path = Path("runs/paper/glyphs/training")
     roots: Mapping[str, str] = field(default_factory=dict)
     values: tuple[str, ...] = ()
+    chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    beside: tuple["Study", ...] = ()
 
     def __post_init__(self) -> None:
         if self.on not in SETTINGS:
@@ -123,48 +168,61 @@ class Study:
     def setting(self) -> Setting:
         return SETTINGS[self.on]
 
-    def recipe(self, condition: Condition, seed: int) -> Recipe:
-        """The complete recipe of a condition and a seed."""
-        return _recipe(self.on, self.roots.get(self.on), self.values, condition, seed)
+    def values_of(self, method: str) -> tuple[str, ...]:
+        """The recipe assignments of a method in this study: chosen here, or found best by the paper."""
+        return self.chosen.get(method) or PAPER_VALUES.get(self.on, {}).get(method, ())
 
-    def run(self, condition: Condition, seed: int) -> Run:
-        recipe = self.recipe(condition, seed)
-        words = "".join(c if c.isalnum() else "-" for c in str(condition).lower()).strip("-")
-        while "--" in words:
-            words = words.replace("--", "-")
+    def recipe(self, condition: Condition, seed: int, extra: tuple[str, ...] = ()) -> Recipe:
+        """The complete recipe of a condition and a seed; only the study's own values override `extra`."""
+        values = (*self.values_of(condition.method), *_options(condition), *extra)
+        if condition.all_weights:  # the chosen rates are those of a head
+            values = tuple(value for value in values if value.startswith("loss."))
+        return _recipe(self.on, self.roots.get(self.on), condition, seed, values, self.values)
+
+    def run(self, condition: Condition, seed: int, extra: tuple[str, ...] = ()) -> Run:
+        """The run of a condition and a seed; its folder is named by the method, the seed and the recipe."""
+        recipe = self.recipe(condition, seed, extra)
+        words = "".join(c if c.isalnum() else "-" for c in condition.method.lower()).strip("-")
         folder = self.runs / f"{words}-seed{seed}-{fingerprint(recipe)}"
         return Run(f"{condition}, seed {seed}", recipe, folder)
 
     def seeds_of(self, condition: Condition) -> range:
-        """The seeds of a condition; where runs are many and small, other people's losses get one."""
-        ours = not any("pml:" in value for value in METHODS[condition.method].values)
-        return range(self.seeds if ours or not self.setting.quick else 1)
+        """The seeds of a condition: more where a claim compares two losses."""
+        varied = condition.options and condition != REDUNDANT
+        central = condition.method in COMPARED and not varied and condition.images_per_class == 4
+        few = min(self.seeds, self.other_seeds)
+        return range(self.seeds if central and not condition.all_weights else few)
 
-    def plan(self, conditions: Iterable[Condition]) -> list[Run]:
-        """Every run the conditions need, each once."""
-        runs = [self.run(condition, seed) for condition in conditions for seed in self.seeds_of(condition)]
+    def plan(self, conditions: Iterable[Condition], most: int | None = None) -> list[Run]:
+        """Every run the conditions need, each once; of `most` seeds at most."""
+        runs = [self.run(c, seed) for c in conditions for seed in self.seeds_of(c)[:most]]
         return list({run.key: run for run in runs}.values())
 
-    def measured(self, condition: Condition, metric: str) -> list[float]:
-        """The metric of each seed's run, as the paper prints it (recall and NMI in percent).
+    def results(self, condition: Condition) -> dict[int, dict[str, Any]]:
+        """Seed -> what its run measured, for the runs that have ended."""
+        results = {seed: self.run(condition, seed).result() for seed in self.seeds_of(condition)}
+        return {seed: result for seed, result in results.items() if result is not None}
 
-        Runs that have not ended are left out.
-        """
-        values = [result["metrics"].get(metric) for result in self._results(condition)]
-        factor = 1 if metric.startswith("dists") else 100
-        return [factor * value for value in values if value is not None]
+    def by_seed(self, condition: Condition, metric: str) -> dict[int, float]:
+        """Seed -> the metric of its run as the paper prints it (recall and NMI in percent)."""
+        factor = 1 if metric.startswith(("dists", "correlation")) else 100
+        return {
+            seed: factor * result["metrics"][metric]
+            for seed, result in self.results(condition).items()
+            if result["metrics"].get(metric) is not None
+        }
+
+    def measured(self, condition: Condition, metric: str) -> list[float]:
+        """The metric of each seed's run; runs that have not ended are left out."""
+        return list(self.by_seed(condition, metric).values())
 
     def broken(self, condition: Condition) -> int:
         """How many seeds of a condition ended with a loss that was not a number."""
-        return sum(bool(result["broke"]) for result in self._results(condition))
+        return sum(bool(result["broke"]) for result in self.results(condition).values())
 
     def unlearned(self, condition: Condition) -> int:
-        """How many seeds never got better than what they started from, which is then what was measured."""
-        return sum(not result.get("learned", True) for result in self._results(condition))
-
-    def _results(self, condition: Condition) -> list[dict[str, Any]]:
-        found = [self.run(condition, seed).result() for seed in self.seeds_of(condition)]
-        return [result for result in found if result is not None]
+        """How many seeds never improved on what they started from, which is then what was measured."""
+        return sum(not result.get("learned", True) for result in self.results(condition).values())
 
 
 def fingerprint(recipe: Recipe) -> str:
@@ -181,10 +239,26 @@ def fingerprint(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
 
 
+def _text(value: float) -> str:
+    """A value as YAML writes it."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
+def _options(condition: Condition) -> tuple[str, ...]:
+    return tuple(f"loss.options.{key}={_text(value)}" for key, value in condition.options)
+
+
 @cache
-def _recipe(on: str, root: str | None, values: tuple[str, ...], condition: Condition, seed: int) -> Recipe:
-    """Kept, because reading YAML is slow and tables, claims and the page ask for the same recipes."""
-    setting = SETTINGS[on]
+def _recipe(
+    on: str,
+    root: str | None,
+    condition: Condition,
+    seed: int,
+    values: tuple[str, ...],
+    last: tuple[str, ...],
+) -> Recipe:
+    """Cached, because reading YAML is slow and tables, claims and the page ask for the same recipes."""
+    setting, method = SETTINGS[on], METHODS[condition.method]
     clusters = not (condition.batch or condition.merged or condition.noise)
     assignments = [
         f"seed={seed}",
@@ -193,11 +267,13 @@ def _recipe(on: str, root: str | None, values: tuple[str, ...], condition: Condi
         f"data.merge_classes={condition.merged}",
         f"data.noisy_labels={condition.noise}",
         *setting.values,
+        *(setting.all_weights if condition.all_weights else ()),
         # Clustering takes seconds, and only the tables of variants and the sweeps show it.
         f"evaluation.nmi={str(clusters).lower()}",
-        *METHODS[condition.method].values,
-        *(f"loss.options.{key}={value:g}" for key, value in condition.options),
-        *values,
     ]
-    recipe = load_recipe(on, assignments)
+    recipe = load_recipe(on, [*assignments, *(text for text in last if text.startswith("variant="))])
+    if not method.ours:  # options that a variant gives to our losses, such as count_self, mean nothing to it
+        recipe = replace(recipe, loss=replace(recipe.loss, options={}))
+    others = [text for text in last if not text.startswith("variant=")]
+    recipe = override(recipe, [*method.values, *values, *others])
     return recipe if root is None else replace(recipe, data=replace(recipe.data, root=root))

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One hyper-parameter and the values tried."""
+    """One hyper-parameter and the values tried; `default` is what a recipe has without naming it."""
 
     symbol: str
     method: str
     values: tuple[float, ...]
-    default: float
+    default: float | None = None
 
     def condition(self, value: float) -> Condition:
         """The condition at a value; at the default it is the plain one, so its runs are shared."""
@@ -36,14 +36,27 @@ class Sweep:
 
 SWEEPS: dict[str, Sweep] = {
     "sweep-alpha": Sweep("alpha", "Dq", (1, 2, 4, 8, 16, 32), 4),
-    "sweep-b": Sweep("b", "Ib", (0.5, 1, 2, 4, 8), 2),
+    "sweep-b": Sweep("b", "Ib", (0.5, 1, 2, 4, 8)),
     "sweep-p": Sweep("|P|", "Dq", (2, 4, 8, 16), 4),
 }
 
 
+# The power as the paper writes it, 1 - 1/(1+R)^alpha, at values where it overflows in float32.
+NAIVE_ALPHAS = (4.0, 24.0, 32.0)
+
+
+def naive_condition(alpha: float, *, naive: bool = True) -> Condition:
+    """Dq at an alpha with the power as the paper writes it, or, at the same alpha, as it is computed here."""
+    stable = SWEEPS["sweep-alpha"].condition(alpha)
+    return Condition("Dq", options=(("alpha", alpha), ("naive", True))) if naive else stable
+
+
 def conditions(name: str) -> list[Condition]:
     """What has to be trained for a sweep."""
-    return [SWEEPS[name].condition(value) for value in SWEEPS[name].values]
+    needed = [SWEEPS[name].condition(value) for value in SWEEPS[name].values]
+    if name == "sweep-alpha":
+        needed += [naive_condition(a, naive=naive) for a in NAIVE_ALPHAS for naive in (True, False)]
+    return list(dict.fromkeys(needed))
 
 
 def curve(name: str, study: Study, metric: str = "recall@1") -> dict[float, list[float]]:
@@ -52,57 +65,55 @@ def curve(name: str, study: Study, metric: str = "recall@1") -> dict[float, list
     return {value: study.measured(sweep.condition(value), metric) for value in sweep.values}
 
 
-def make_table(name: str, study: Study) -> ResultTable:
-    """The numbers of a curve, one line a value, with runs that broke counted."""
+def build_table(name: str, study: Study) -> ResultTable:
+    """The numbers of a curve, one line per value, with runs that broke counted."""
     sweep = SWEEPS[name]
+    points = {f"{value:g}": sweep.condition(value) for value in sweep.values}
+    if name == "sweep-alpha":
+        points |= {f"{value:g}, power as printed": naive_condition(value) for value in NAIVE_ALPHAS}
     rows: list[list[Cell]] = []
-    for value in sweep.values:
-        cells: list[Cell] = [f"{value:g}"]
+    for text, condition in points.items():
+        cells: list[Cell] = [text]
         for metric in ("recall@1", "map@r", "nmi"):
-            found = study.measured(sweep.condition(value), metric)
-            spread = f" ± {np.std(found, ddof=1):.1f}" if len(found) > 1 else ""
-            cells.append(f"{np.mean(found):.1f}{spread}" if found else None)
-        cells += [study.broken(sweep.condition(value)), study.unlearned(sweep.condition(value))]
+            measured = study.measured(condition, metric)
+            spread = f" ± {np.std(measured, ddof=1):.1f}" if len(measured) > 1 else ""
+            cells.append(f"{np.mean(measured):.1f}{spread}" if measured else None)
+        cells += [len(study.results(condition)), study.broken(condition), study.unlearned(condition)]
         rows.append(cells)
     return ResultTable(
-        [sweep.symbol, "R@1", "mAP@R", "NMI", "runs that broke", "that learned nothing"],
+        [sweep.symbol, "R@1", "mAP@R", "NMI", "runs", "of them broke", "learned nothing"],
         rows,
-        title=f"{sweep.symbol} of {sweep.method}, measured on {study.on}, {study.seeds} seeds",
+        title=f"{sweep.symbol} of {sweep.method}, measured on {study.on}",
     )
 
 
 def draw(drawing: "Figure", name: str, study: Study) -> None:
-    """The curve with the seeds as a band; for alpha also where the power overflows."""
+    """The curve of every study with the seeds as a band; for alpha also where the power overflows."""
     sweep = SWEEPS[name]
+    studies = (study, *study.beside)
+    axes = drawing.subplots(1, len(studies) + (sweep.symbol == "alpha"), squeeze=False)[0]
     if sweep.symbol == "alpha":
-        left, right = drawing.subplots(1, 2, width_ratios=[1, 1])
-        draw_overflow(right)
-    else:
-        left = drawing.add_subplot()
-    found = curve(name, study)
-    draw_band(
-        left,
-        [v for v in sweep.values if found[v]],
-        [found[v] for v in sweep.values if found[v]],
-        sweep.method,
-    )
-    symbol = {"alpha": "α", "b": "b", "|P|": "|P|"}[sweep.symbol]
-    left.set(
-        xlabel=symbol, ylabel="R@1 (%)", title=f"{NAMES[sweep.method]} on {study.on}, {study.seeds} seeds"
-    )
-    left.set_xscale("log", base=2)
-    left.set_xticks(sweep.values, [f"{value:g}" for value in sweep.values])
-    left.minorticks_off()
+        draw_overflow(axes[-1])
+    for axis, one in zip(axes, studies, strict=False):
+        measured = {value: values for value, values in curve(name, one).items() if values}
+        draw_band(axis, list(measured), list(measured.values()), sweep.method)
+        symbol = {"alpha": "α", "b": "b", "|P|": "|P|"}[sweep.symbol]
+        axis.set(xlabel=symbol, ylabel="R@1 (%)", title=f"{NAMES[sweep.method]} on {one.on}")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(sweep.values, [f"{value:g}" for value in sweep.values])
+        axis.minorticks_off()
 
 
-def draw_band(axis: "Axes", places: Sequence[float], found: Sequence[Sequence[float]], method: str) -> None:
+def draw_band(
+    axis: "Axes", places: Sequence[float], measured: Sequence[Sequence[float]], method: str
+) -> None:
     """Mean line, band from the lowest to the highest seed, a dot for every seed."""
     colour = COLOURS[method]
     axis.fill_between(
-        places, [min(f) for f in found], [max(f) for f in found], color=colour, alpha=0.18, linewidth=0
+        places, [min(f) for f in measured], [max(f) for f in measured], color=colour, alpha=0.18, linewidth=0
     )
-    axis.plot(places, [float(np.mean(f)) for f in found], color=colour, marker="o", markersize=5)
-    for place, values in zip(places, found, strict=True):
+    axis.plot(places, [float(np.mean(f)) for f in measured], color=colour, marker="o", markersize=5)
+    for place, values in zip(places, measured, strict=True):
         axis.scatter([place] * len(values), values, s=10, color=colour, alpha=0.5, linewidths=0)
 
 
@@ -166,33 +177,39 @@ def draw_overflow(axis: "Axes", batch: int = 384) -> None:
 
 def finding(name: str, study: Study) -> list[str]:
     """What the curve says, in sentences made from its numbers."""
-    found = {value: values for value, values in curve(name, study).items() if values}
-    if not found:
+    measured = {value: values for value, values in curve(name, study).items() if values}
+    if not measured:
         return []
     sweep = SWEEPS[name]
-    means = {value: float(np.mean(values)) for value, values in found.items()}
-    best = max(means, key=lambda value: means[value])
-    said = [
+    means = {value: float(np.mean(values)) for value, values in measured.items()}
+    best, worst = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
+    sentences = [
         f"Measured on {study.on}: best at {sweep.symbol} = {best:g} (R@1 {means[best]:.1f}), worst at "
-        f"{min(means, key=lambda value: means[value]):g} ({min(means.values()):.1f})."
+        f"{worst:g} ({means[worst]:.1f})."
     ]
     if sweep.symbol == "alpha":
-        import torch
+        sentences += _alpha_finding(study)
+    return sentences
 
-        broke = sum(study.broken(sweep.condition(value)) for value in sweep.values)
-        starved = sum(study.unlearned(sweep.condition(value)) for value in sweep.values)
-        reach = naive_reach(16)
-        half = largest_count(4, torch.float16, stable=False)
-        said.append(
-            f"{broke} of {len(sweep.values) * study.seeds} runs broke. Written as 1 - 1/(1+R)^alpha, the "
-            "derivative "
-            f"is not a number beyond R = {reach:.0f} at alpha = 16 in float32, and beyond R = {half:.0f} at "
-            "alpha = 4 "
-            "in float16: (1+R)^alpha overflows and 0 x inf follows. Computed as -expm1(-alpha log1p R) it "
-            "stays finite "
-            "up to the limit that was tried, so here a large alpha starves the gradient instead of "
-            "exploding it: "
-            "any positive with a negative or two before it gets next to no pull. "
-            f"{starved} runs learned nothing at all."
-        )
-    return said
+
+def _alpha_finding(study: Study) -> list[str]:
+    import torch
+
+    values = SWEEPS["sweep-alpha"].values
+    stable = [SWEEPS["sweep-alpha"].condition(value) for value in values]
+    half = largest_count(4, torch.float16, stable=False)
+    broke = ", ".join(
+        f"{study.broken(naive_condition(a))} of {len(study.results(naive_condition(a)))} at alpha {a:g}"
+        for a in NAIVE_ALPHAS
+    )
+    return [
+        f"With the power as it is printed, 1 - 1/(1+R)^alpha, training breaks: {broke}. Its derivative is "
+        "not "
+        f"a number beyond R = {naive_reach(24):.0f} at alpha = 24 in float32, and beyond R = {half:.0f} at "
+        "alpha = 4 in float16: (1+R)^alpha overflows, and infinity times 0 follows.",
+        "Computed as -expm1(-alpha log1p R), the same function stays finite: "
+        f"{sum(study.broken(c) for c in stable)} of {sum(len(study.results(c)) for c in stable)} runs of the "
+        "curve broke. A large alpha then weakens the gradient instead: a positive with a few negatives "
+        "before "
+        f"it is hardly moved. {sum(study.unlearned(c) for c in stable)} runs learned nothing at all.",
+    ]

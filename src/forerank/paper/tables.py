@@ -10,12 +10,13 @@ import numpy as np
 from forerank.metrics.registry import from_symbol
 from forerank.paper.methods import METHODS, VARIANTS
 from forerank.paper.published import PublishedTable, published_table
-from forerank.paper.study import Condition, Study
+from forerank.paper.study import REDUNDANT, Condition, Study
 from forerank.report.tables import Cell, ResultTable
 
 NOISE_RATES = (0.0, 0.1, 0.2, 0.4)
 ROBUST = ("Smooth-AP", *VARIANTS)
-# Data set each table belongs to in the paper; anything else is a stand-in.
+CENTRAL = ("O", "Ib", "Ds", "Dq", "Smooth-AP")  # also trained with all weights where a head stands in
+# The data set that each table uses in the paper; any other one stands in for it.
 NATIVE = {
     "variants-sop": "sop",
     "variants-vehicle-id": "vehicle_id",
@@ -25,47 +26,50 @@ NATIVE = {
     "robustness-sop": "sop",
     "robustness-vehicle-id": "vehicle_id",
 }
-BEST_B = {"sop": 4.0, "vehicle_id": 1.0}  # the paper reports Ib at its best b
+GALLERIES = "ten galleries"
 
 
-def rows(name: str, study: Study) -> dict[str, Condition | None]:
-    """Row of a table -> the condition to train under; None where nothing here implements the method."""
+def rows(name: str, study: Study) -> dict[str, Condition]:
+    """Row of a table -> the condition to train under."""
     published = published_table(name).rows
     if name.startswith("variants"):
-        return {method: variant(method, study) for method in published}
+        return {method: Condition(method) for method in published}
     if name.startswith("robustness"):
-        return {method: replace_merged(variant(method, study), 3) for method in ROBUST}
+        return {method: Condition(method, merged=3) for method in ROBUST}
     batch = 224 if name == "comparison-inaturalist" else study.setting.compared
-    found: dict[str, Condition | None] = {}
+    conditions: dict[str, Condition] = {}
     for row in published:
         method, _, size = row.partition(", batch ")
-        if not METHODS[method].runs:
-            found[row] = None
-        else:
-            wanted = min(int(size), study.setting.compared) if size else batch
-            # The setting's own batch is the plain condition, so that its runs are shared.
-            found[row] = Condition(method, batch=None if wanted == study.setting.batch else wanted)
-    return found
+        wanted = min(int(size), study.setting.compared) if size else batch
+        # The setting's own batch is the plain condition, so that its runs are shared.
+        conditions[row] = Condition(method, batch=None if wanted == study.setting.batch else wanted)
+    return conditions
 
 
 def conditions(name: str, study: Study) -> list[Condition]:
     """What has to be trained for a table."""
     if name == "label-noise":
         return [Condition(method, noise=rate) for rate in NOISE_RATES for method in ROBUST]
-    found = [condition for condition in rows(name, study).values() if condition is not None]
-    if name.startswith("robustness"):  # the loss against unmerged classes is part of the claim
-        found += [variant(method, study) for method in ROBUST]
-    return found
+    if name == "all-weights":
+        return [Condition(m, all_weights=True) for m in CENTRAL] if study.setting.all_weights else []
+    needed = list(rows(name, study).values())
+    if name.startswith("robustness"):  # what merging costs is part of the claim
+        needed += [Condition(method) for method in ROBUST]
+    return needed
 
 
 @dataclass(frozen=True)
 class Line:
-    """One number of a table: published, measured (one value a seed), and their difference."""
+    """One number of a table: published, measured (one value per seed), and their difference.
+
+    `galleries` are the same runs under the data set's own protocol, where it has one.
+    """
 
     method: str
     column: str
     published: float | None
     measured: tuple[float, ...]
+    galleries: tuple[float, ...] = ()
     note: str = ""
 
     @property
@@ -78,15 +82,17 @@ class Line:
 def lines(name: str, study: Study) -> list[Line]:
     """Every number of a table, row by row."""
     published = published_table(name)
-    found = []
+    result = []
     for method, condition in rows(name, study).items():
         note = METHODS[method.partition(", batch ")[0]].note
         for column in published.columns:
             metric = metric_of(column, study, name)
-            values = study.measured(condition, metric) if condition and metric else []
+            size, slash, rest = (metric or "").partition("/")
+            values = study.measured(condition, metric) if metric else []
+            own = study.measured(condition, f"{size}, {GALLERIES}/{rest}") if slash else []
             theirs = published.rows.get(method, {}).get(column)
-            found.append(Line(method, column, theirs, tuple(values), note))
-    return found
+            result.append(Line(method, column, theirs, tuple(values), tuple(own), note))
+    return result
 
 
 def metric_of(column: str, study: Study, name: str) -> str | None:
@@ -103,8 +109,8 @@ def metric_of(column: str, study: Study, name: str) -> str | None:
     return from_symbol(column)
 
 
-def make_table(name: str, study: Study) -> ResultTable:
-    """Three lines a method: published, measured with its spread over seeds, difference."""
+def build_table(name: str, study: Study) -> ResultTable:
+    """Up to four lines per method: published, measured with its spread, difference, own protocol."""
     published = published_table(name)
     by_method: dict[str, list[Line]] = {}
     for line in lines(name, study):
@@ -118,6 +124,8 @@ def make_table(name: str, study: Study) -> ResultTable:
             mine.append(["measured", *[_spread(c.measured, c.column) for c in cells]])
         if any(cell.difference is not None for cell in cells):
             mine.append(["difference", *[_number(c.difference, c.column, "+") for c in cells]])
+        if any(cell.galleries for cell in cells):
+            mine.append([GALLERIES, *[_spread(c.galleries, c.column) for c in cells]])
         # The name once, on the first of its lines.
         body += [[method if i == 0 else "", *line] for i, line in enumerate(mine)]
     return ResultTable(
@@ -128,123 +136,142 @@ def make_table(name: str, study: Study) -> ResultTable:
     )
 
 
-def make_noise_table(study: Study) -> ResultTable:
+def build_noise_table(study: Study) -> ResultTable:
     """R@1 of each loss at each share of wrong training labels; the paper argues and prints nothing."""
     body: list[list[Cell]] = []
     for method in ROBUST:
-        clean = study.measured(Condition(method), "recall@1")
-        row: list[Cell] = [method]
-        for rate in NOISE_RATES:
-            row.append(_spread(tuple(study.measured(Condition(method, noise=rate), "recall@1")), "R@1"))
-        worst = study.measured(Condition(method, noise=NOISE_RATES[-1]), "recall@1")
+        measured = [study.measured(Condition(method, noise=rate), "recall@1") for rate in NOISE_RATES]
+        row: list[Cell] = [method, *[_spread(tuple(values), "R@1") for values in measured]]
+        clean, worst = measured[0], measured[-1]
         row.append(_number(float(np.mean(worst) - np.mean(clean)), "R@1", "+") if clean and worst else None)
         body.append(row)
+    named = {f"{m} at {r:.0%}": Condition(m, noise=r) for m in ROBUST for r in NOISE_RATES}
     return ResultTable(
         ["method", *[f"{rate:.0%} wrong" for rate in NOISE_RATES], "0% to 40%"],
         body,
         title=f"R@1 (%) with a share of wrong training labels. Measured on {study.on}; not in the paper",
-        notes=[
-            *unlearned(
-                study, {f"{m} at {r:.0%}": Condition(m, noise=r) for m in ROBUST for r in NOISE_RATES}
-            ),
-            *settings(study),
-        ],
+        notes=[*unlearned(study, named), *settings(study)],
     )
 
 
-def make_csv(name: str, study: Study) -> str:
-    """Every number with all its digits, one a line."""
+def build_all_weights_table(study: Study) -> ResultTable:
+    """The central losses with all weights trained, beside the heads that stand for them elsewhere."""
+    body: list[list[Cell]] = []
+    for method in CENTRAL:
+        row: list[Cell] = [method]
+        for condition in (Condition(method, all_weights=True), Condition(method)):
+            for metric, column in (("recall@1", "R@1"), ("map@r", "mAP@R")):
+                row.append(_spread(tuple(study.measured(condition, metric)), column))
+        body.append(row)
+    header = ["method", "R@1, all weights", "mAP@R, all weights", "R@1, head", "mAP@R, head"]
+    title = f"All weights trained, and a head alone. Measured on {study.on}"
+    rate = study.recipe(Condition(all_weights=True), 0).optimiser.lr
+    note = (
+        f"All weights: the recipe's own learning rate {rate} for every loss, not chosen per loss."
+        if study.setting.all_weights
+        else f"On {study.on} every run trains all weights: this table has nothing to add there."
+    )
+    return ResultTable(header, body, title=title, notes=[note, *settings(study)])
+
+
+def build_redundancy_table(study: Study) -> ResultTable:
+    """Smooth-AP, the same without the positives before (Dq at alpha = 1), and Dq at the usual alpha."""
+    columns = {"R@1": "recall@1", "mAP@R": "map@r", "NMI": "nmi"}
+    columns |= {distance: distance for distance in ("dists@intra", "dists@inter")}
+    named = {
+        "Smooth-AP": Condition("Smooth-AP"),
+        "Smooth-AP without R_P (Dq, alpha 1)": REDUNDANT,
+        "Dq": Condition("Dq"),
+    }
+    body: list[list[Cell]] = [
+        [name, *[_spread(tuple(study.measured(c, metric)), column) for column, metric in columns.items()]]
+        for name, c in named.items()
+    ]
+    title = f"Are the positives before a positive redundant? Measured on {study.on}; not in the paper"
+    return ResultTable(["method", *columns], body, title=title, notes=settings(study))
+
+
+def build_csv(name: str, study: Study) -> str:
+    """Every number with all its digits, one per line."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["method", "column", "published", "measured", "spread", "seeds", "difference", "note"])
+    header = ["method", "column", "published", "measured", "spread", "seeds", "difference", GALLERIES, "note"]
+    writer.writerow(header)
     for line in lines(name, study):
         mean = float(np.mean(line.measured)) if line.measured else ""
         spread = float(np.std(line.measured, ddof=1)) if len(line.measured) > 1 else ""
         theirs = "" if line.published is None else line.published
         difference = "" if line.difference is None else line.difference
+        own = float(np.mean(line.galleries)) if line.galleries else ""
         count = len(line.measured)
-        writer.writerow([line.method, line.column, theirs, mean, spread, count, difference, line.note])
+        writer.writerow([line.method, line.column, theirs, mean, spread, count, difference, own, line.note])
     return out.getvalue()
 
 
 def notes(name: str, study: Study, published: PublishedTable) -> list[str]:
     """What stands under a table."""
-    found = []
+    sentences = []
     if study.on != NATIVE[name]:
-        found.append(
+        sentences.append(
             f"{study.on} stands in for {NATIVE[name]}: the difference says how far the data sets lie apart, "
             "the order of the methods is what can be compared."
         )
         if any(" " in column for column in published.columns):
-            found.append(f"The test set of {study.on} answers the columns of the large test set.")
+            sentences.append(f"The test set of {study.on} answers the columns of the large test set.")
+    elif study.on == "vehicle_id":
+        used = study.recipe(Condition(), 0).data.options.get("test", "large")
+        sentences.append(
+            f"Distances and NMI are those of the {used} test list; the paper does not say which it used. "
+            f"'{GALLERIES}' is the data set's own protocol: one random image of each vehicle is the gallery, "
+            "averaged over ten draws; the other lines follow the paper, where every image queries all others."
+        )
     remarks: dict[str, list[str]] = {}
     for row in rows(name, study):
         method = row.partition(", batch ")[0]
         if METHODS[method].note:
             remarks.setdefault(METHODS[method].note, []).append(method)
-    found += [f"{', '.join(methods)}: {note}." for note, methods in remarks.items()]
-    if name.startswith("comparison"):
-        if "Dq, batch 384" in rows(name, study) and study.setting.compared < 384:
-            found.append(f"On {study.on} the row of batch 384 is trained with {study.setting.compared}.")
-        if study.setting.quick and study.seeds > 1:
-            found.append("Other people's losses are trained with one seed on this data set, ours with all.")
-        found.append(
-            "Baselines run with their package's default options; nobody tuned them, or ours, for this."
-        )
-    found += unlearned(study, {row: c for row, c in rows(name, study).items() if c is not None})
+    sentences += [f"{', '.join(dict.fromkeys(methods))}: {note}." for note, methods in remarks.items()]
+    if "Dq, batch 384" in rows(name, study) and study.setting.compared < 384:
+        sentences.append(f"On {study.on} the row of batch 384 is trained with {study.setting.compared}.")
+    sentences += unlearned(study, rows(name, study))
     if name.startswith("robustness"):
-        found.append("The paper's text names Ib, its tables Iu: both are run, and the other variants too.")
-        found += _loss_by_merging(study)
-    return found + settings(study)
+        sentences.append(
+            "The paper's text names Ib, its tables Iu: both are run, and the other variants too."
+        )
+        sentences += _loss_by_merging(study)
+    return sentences + settings(study)
 
 
 def _loss_by_merging(study: Study) -> list[str]:
     parts = []
     for method in ROBUST:
-        plain = study.measured(variant(method, study), "recall@1")
-        merged = study.measured(replace_merged(variant(method, study), 3), "recall@1")
+        plain = study.measured(Condition(method), "recall@1")
+        merged = study.measured(Condition(method, merged=3), "recall@1")
         if plain and merged:
             parts.append(f"{method} {np.mean(merged) - np.mean(plain):+.1f}")
     return [f"R@1 against unmerged classes: {', '.join(parts)}."] if parts else []
 
 
-def unlearned(study: Study, conditions: Mapping[str, Condition]) -> list[str]:
+def unlearned(study: Study, named: Mapping[str, Condition]) -> list[str]:
     """A sentence about runs that only show what they started from."""
-    idle = {row: count for row, condition in conditions.items() if (count := study.unlearned(condition))}
-    told = ", ".join(f"{row} ({count})" for row, count in idle.items())
-    return [f"Runs that learned nothing and show the network as it came: {told}."] if idle else []
+    idle = {row: count for row, condition in named.items() if (count := study.unlearned(condition))}
+    listed = ", ".join(f"{row} ({count})" for row, count in idle.items())
+    return [f"Runs that learned nothing and show the network as it came: {listed}."] if idle else []
 
 
 def settings(study: Study) -> list[str]:
+    """How the runs were trained, in one sentence."""
     recipe = study.recipe(Condition(), 0)
     length = f"{recipe.schedule.steps} steps" if recipe.schedule.steps else f"{recipe.schedule.epochs} epochs"
+    rate = "chosen per method" if study.chosen else f"{recipe.optimiser.lr:g}"
+    seeds = f"{study.seeds} seeds for the losses that claims compare, {study.other_seeds} for the rest"
     return [
         f"Settings: {recipe.model.backbone}, embedding {recipe.model.embedding_dim}, {recipe.mode} training, "
-        f"{length}, {recipe.optimiser.algorithm} lr {recipe.optimiser.lr:g}, "
+        f"{length}, {recipe.optimiser.algorithm}, learning rate {rate}, "
         f"weight decay {recipe.optimiser.weight_decay:g}, batch {recipe.batch.batch_size} unless the row "
         "says "
-        f"otherwise, |P| = {recipe.batch.images_per_class}, {study.seeds} seeds; "
-        f"± is the standard deviation over seeds."
+        f"otherwise, |P| = {recipe.batch.images_per_class}, {seeds}; ± is the standard deviation over seeds."
     ]
-
-
-def variant(method: str, study: Study) -> Condition:
-    """A variant at the paper's batch of 112; Ib at the b the paper found best on its own data set."""
-    if method == "Ib" and study.on in BEST_B:
-        return Condition("Ib", options=(("b", BEST_B[study.on]),))
-    return Condition(method)
-
-
-def replace_merged(condition: Condition, group: int) -> Condition:
-    """The same condition with every `group` training classes merged."""
-    return Condition(
-        condition.method,
-        condition.batch,
-        condition.images_per_class,
-        group,
-        condition.noise,
-        condition.options,
-    )
 
 
 def _where(name: str, study: Study) -> str:
@@ -256,22 +283,16 @@ def _where(name: str, study: Study) -> str:
 def _number(value: float | None, column: str, sign: str = "") -> str | None:
     if value is None:
         return None
-    digits = 3 if column.startswith("dists") else 1
-    return f"{value:{sign}.{digits}f}".replace("-", "−")
+    return f"{value:{sign}.{_digits(column)}f}".replace("-", "−")
 
 
 def _spread(values: tuple[float, ...], column: str) -> str | None:
     if not values:
         return None
-    digits = 3 if column.startswith("dists") else 1
+    digits = _digits(column)
     spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
     return f"{np.mean(values):.{digits}f}{spread}"
 
 
-def best_first(values: Mapping[str, float]) -> list[str]:
-    """Names in falling order of their value.
-
-    >>> best_first({"O": 1.0, "Dq": 3.0, "Ds": 2.0})
-    ['Dq', 'Ds', 'O']
-    """
-    return sorted(values, key=lambda name: -values[name])
+def _digits(column: str) -> int:
+    return 3 if column.startswith("dists") else 1

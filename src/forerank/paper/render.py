@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerank.files import write_atomically
-from forerank.paper import ap_surface, centres, examples, loss_curves, penalties, style, sweeps, tables, toy
+from forerank.paper import (
+    ap_surface,
+    centres,
+    examples,
+    loss_curves,
+    penalties,
+    style,
+    sweeps,
+    tables,
+    toy,
+    toy_figure,
+)
 from forerank.paper.experiments import experiment
 from forerank.paper.published import statement
 from forerank.paper.study import Study
@@ -21,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Product:
-    """What an experiment left: tables, a figure, and what a reader should know.
+    """The result of an experiment: tables, a figure, and what a reader should know.
 
     `figure` is the PNG; an SVG of the same name lies beside it. `csv` has every digit where the
     table rounds.
@@ -47,8 +58,8 @@ class Product:
             for table in self.tables
         ]
         figure = None if self.figure is None else str(self.figure)
-        told = {"name": self.name, "title": self.title, "reference": self.reference}
-        return {**told, "tables": tables, "figure": figure, "notes": list(self.notes)}
+        about = {"name": self.name, "title": self.title, "reference": self.reference}
+        return {**about, "tables": tables, "figure": figure, "notes": list(self.notes)}
 
 
 def _plain(cell: Any) -> Any:
@@ -56,8 +67,8 @@ def _plain(cell: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def make(name: str, study: Study) -> Product:
-    """Make the table or figure from the runs that are there, and write it under `study.folder`."""
+def render(name: str, study: Study) -> Product:
+    """Build the table or figure from the runs that are there, and write it under `study.folder`."""
     began = time.perf_counter()
     if name in _FORMULAS:
         product = _formula(name, study)
@@ -69,66 +80,70 @@ def make(name: str, study: Study) -> Product:
         product = _examples(study)
     else:
         product = _table(name, study)
-    _remember(product, study, time.perf_counter() - began)
+    _write(product, study, time.perf_counter() - began)
     return product
 
 
-def made(name: str, study: Study) -> dict[str, Any] | None:
-    """What was remembered of an experiment: title, reference, tables as HTML, figure, notes, seconds."""
-    path = study.folder / "made" / f"{name}.json"
+def rendered(name: str, study: Study) -> dict[str, Any] | None:
+    """What was written of an experiment: title, reference, tables as HTML, figure, notes, seconds."""
+    path = study.folder / "rendered" / f"{name}.json"
     if not path.is_file():
         return None
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return values
 
 
-def made_in(name: str, study: Study) -> str:
-    """How long a result took: its training runs, shared ones included, and its making."""
-    values = made(name, study)
+def time_taken(name: str, study: Study) -> str:
+    """How long a result took: its training runs, shared ones included, and its table or figure."""
+    values = rendered(name, study)
     if values is None:
-        return "not made yet"
+        return "not there yet"
     count, seconds = int(values["runs"]["count"]), values["runs"]["seconds"]
-    runs = (
-        f"{count} training runs of {seconds / max(count, 1):.0f} s each, shared ones included; "
-        if count
-        else ""
+    if not count:
+        return f"{values['seconds']:.1f} s."
+    return (
+        f"{count} training runs of {seconds / count:.0f} s on average, shared ones included; "
+        f"table or figure {values['seconds']:.1f} s."
     )
-    return f"{runs}made in {values['seconds']:.1f} s."
 
 
+# Name -> size of the figure in inches, what draws it, what stands under it.
 _FORMULAS: dict[str, tuple[tuple[float, float], Callable[["Figure"], None], str]] = {
     "ap-surface": (
         (10, 4.2),
         ap_surface.draw,
         "The loss of one positive is zero only on the line R(i, S_N) = 0, whatever R(i, S_P) is. Going down "
         "the "
-        "gradient, a positive moves on a circle round (-1, 0): part of every step goes into having more "
+        "gradient, a positive moves on a circle around (-1, 0): part of every step goes into having more "
         "positives "
         "before it, which by itself changes nothing.",
     ),
     "penalties": (
         (9, 8.4),
         penalties.draw,
-        "Every positive charges f'(R) to each negative before it; a negative pays the sum. Under O each "
-        "arrow is "
-        "alike; Ib charges most for the last positive, Dq almost nothing for it. For a ranking of your own: "
+        "Every positive charges f'(R) to each negative before it; a negative pays the sum. Under O all "
+        "arrows are "
+        "equal; Ib charges most for the last positive, Dq almost nothing for it. For a ranking of your own: "
         "forerank paper ranking RUN --query N.",
     ),
     "loss-variants": (
         (13, 4.8),
         loss_curves.draw_variants,
-        "The paper prints log(1+R) as the derivative of Iu; the loss it prints, and its code, have 1 + "
+        "The paper prints log(1+R) as the derivative of Iu; the loss that it prints, and its code, have 1 + "
         "log(1+R). "
         "Both are drawn; the printed derivative is the loss Iu_exact here.",
     ),
     "centres": (
-        (12, 3.9),
+        (12, 4.2),
         centres.draw,
         "Not a sketch: 36 unit vectors on the sphere, seen from above, moved by nothing but the real loss; "
         "hollow "
-        "where they start, full where they end. The temperature is 0.05 here: at the usual 0.01 no variant "
-        "pulls on "
-        "a centre this far away, because the sigmoid has no slope there.",
+        f"where they start, full where they end. The temperature is {centres.TEMPERATURE:g} here, and not "
+        "the paper's "
+        "0.01: at 0.01 the sigmoid has no slope at a centre this far away, and no variant, increasing or "
+        "decreasing, "
+        "pulls on it. What the paper draws can only happen while the centres are nearer or the temperature "
+        "is higher.",
     ),
     "ap-gradients": (
         (9.5, 3.8),
@@ -145,35 +160,46 @@ def _formula(name: str, study: Study) -> Product:
 
 
 def _sweep(name: str, study: Study) -> Product:
-    size = (10.5, 3.9) if name == "sweep-alpha" else (5.4, 3.9)
-    table = sweeps.make_table(name, study)
-    notes = [f"The paper: {statement(name)}", *sweeps.finding(name, study), *tables.settings(study)]
-    return _figure(name, study, size, lambda f: sweeps.draw(f, name, study), (table,), tuple(notes))
+    studies = (study, *study.beside)
+    panels = len(studies) + (name == "sweep-alpha")
+    drawn_tables = tuple(sweeps.build_table(name, one) for one in studies)
+    notes = [
+        f"The paper: {statement(name)}",
+        *(text for one in studies for text in sweeps.finding(name, one)),
+    ]
+    notes += tables.settings(study)
+    return _figure(
+        name, study, (5.3 * panels, 3.9), lambda f: sweeps.draw(f, name, study), drawn_tables, tuple(notes)
+    )
 
 
 def _toy(study: Study) -> Product:
     result = toy.run(toy.ToySettings(), study.folder)
-    notes = (f"The paper: {statement('toy')}", *toy.finding(result))
-    return _figure("toy", study, (13, 6.6), lambda f: toy.draw(f, result), (toy.make_table(result),), notes)
+    notes = (f"The paper: {statement('toy')}", *toy_figure.finding(result))
+    table = toy_figure.build_table(result)
+    return _figure("toy", study, (13, 6.6), lambda f: toy_figure.draw(f, result), (table,), notes)
 
 
 def _examples(study: Study) -> Product:
-    found = examples.find(study)
-    return _figure(
-        "retrieval-examples",
-        study,
-        (11, 1.06 * len(found.query) + 0.5),
-        lambda f: examples.draw(f, found),
-        notes=examples.notes(study),
-    )
+    shown = [examples.choose(one) for one in (study, *study.beside)]
+    size = (11.0 * len(shown), 1.06 * len(examples.PLACES) + 0.8)
+    notes = tuple(text for one in (study, *study.beside) for text in examples.notes(one))
+    return _figure("retrieval-examples", study, size, lambda f: examples.draw(f, shown), notes=notes)
 
 
 def _table(name: str, study: Study) -> Product:
     about = experiment(name)
-    noise = name == "label-noise"
-    table = tables.make_noise_table(study) if noise else tables.make_table(name, study)
-    csv = table.to_csv() if noise else tables.make_csv(name, study)
-    notes = (f"The paper: {statement('noise')}",) if noise else ()
+    ours = {
+        "label-noise": tables.build_noise_table,
+        "redundancy": tables.build_redundancy_table,
+        "all-weights": tables.build_all_weights_table,
+    }
+    if name in ours:
+        table = ours[name](study)
+        csv = table.to_csv()
+    else:
+        table, csv = tables.build_table(name, study), tables.build_csv(name, study)
+    notes = (f"The paper: {statement('noise')}",) if name == "label-noise" else ()
     return Product(name, about.title, about.reference, (table,), notes=notes, csv=csv)
 
 
@@ -182,18 +208,18 @@ def _figure(
     study: Study,
     size: tuple[float, float],
     draw: Callable[["Figure"], None],
-    found: tuple[ResultTable, ...] = (),
+    drawn_tables: tuple[ResultTable, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> Product:
     about = experiment(name)
     with style.figure(*size) as drawing:
         draw(drawing)
         png, _ = style.save(drawing, study.folder / "figures", name)
-    return Product(name, about.title, about.reference, found, png, notes)
+    return Product(name, about.title, about.reference, drawn_tables, png, notes)
 
 
-def _remember(product: Product, study: Study, seconds: float) -> None:
-    """Write the tables as Markdown, CSV and HTML, and keep what the page needs."""
+def _write(product: Product, study: Study, seconds: float) -> None:
+    """Write the tables as Markdown, CSV and HTML, and what the page needs as JSON."""
     if product.tables:
         for extension, text in (
             ("md", "\n\n".join(table.to_markdown() for table in product.tables) + "\n"),
@@ -201,6 +227,8 @@ def _remember(product: Product, study: Study, seconds: float) -> None:
             ("csv", product.csv or product.tables[0].to_csv()),
         ):
             write_atomically(study.folder / "tables" / f"{product.name}.{extension}", text)
+    results = [run.result() for run in experiment(product.name).plan(study)]
+    ended = [result for result in results if result is not None]
     values = {
         "title": product.title,
         "reference": product.reference,
@@ -208,13 +236,8 @@ def _remember(product: Product, study: Study, seconds: float) -> None:
         "figure": product.figure.name if product.figure else None,
         "notes": list(product.notes),
         "seconds": seconds,
-        "runs": _training_seconds(product.name, study),
+        "runs": {"count": len(ended), "seconds": sum(float(result["seconds"]) for result in ended)},
     }
-    write_atomically(study.folder / "made" / f"{product.name}.json", json.dumps(values, ensure_ascii=False))
-
-
-def _training_seconds(name: str, study: Study) -> dict[str, float]:
-    """How many runs an experiment rests on and how long they took to train, shared ones included."""
-    results = [run.result() for run in study.plan(experiment(name).conditions(study))]
-    ended = [result for result in results if result is not None]
-    return {"count": len(ended), "seconds": sum(float(result["seconds"]) for result in ended)}
+    write_atomically(
+        study.folder / "rendered" / f"{product.name}.json", json.dumps(values, ensure_ascii=False)
+    )

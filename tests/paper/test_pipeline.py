@@ -15,8 +15,8 @@ from forerank.cli import run
 from forerank.errors import ForerankError
 from forerank.paper import runs
 from forerank.paper.dry_run import describe
-from forerank.paper.make import make
-from forerank.paper.perform import open_study, perform, plan_of
+from forerank.paper.pipeline import open_study, run_experiments, runs_needed
+from forerank.paper.render import render
 from forerank.paper.study import RESULT, Condition, Run, Study
 
 
@@ -24,8 +24,8 @@ def test_train_make_skip(
     tmp_path: Path, few_glyphs: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = open_study(["variants-sop"], seeds=1, out=tmp_path, values=few_glyphs)
-    (product,) = perform(["variants-sop"], study, side_by_side=1)
-    plan = plan_of(["variants-sop"], study)
+    (product,) = run_experiments(["variants-sop"], study, jobs=1)
+    plan = runs_needed(["variants-sop"], study)
     assert len(plan) == 5
     assert all(r.result()["steps"] == 3 for r in plan)
     recall = plan[0].result()["metrics"]["recall@1"]
@@ -84,7 +84,7 @@ def test_killed_and_taken_up(tmp_path: Path, few_glyphs: tuple[str, ...]) -> Non
         "--out",
         str(tmp_path),
     ]
-    command += [part for value in few_glyphs for part in ("--set", value)] + ["--side-by-side", "1"]
+    command += [part for value in few_glyphs for part in ("--set", value)] + ["--jobs", "1"]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -108,8 +108,8 @@ def test_side_by_side_gives_the_same_numbers(tmp_path: Path, few_glyphs: tuple[s
     found = []
     for folder, at_once in (("one", 1), ("two", 2)):
         study = open_study(["retrieval-examples"], seeds=2, out=tmp_path / folder, values=few_glyphs)
-        perform(["retrieval-examples"], study, side_by_side=at_once)
-        found.append([r.result()["metrics"] for r in plan_of(["retrieval-examples"], study)])
+        run_experiments(["retrieval-examples"], study, jobs=at_once)
+        found.append([r.result()["metrics"] for r in runs_needed(["retrieval-examples"], study)])
         assert (tmp_path / folder / "figures" / "retrieval-examples.png").exists()
     for one, two in zip(*found, strict=True):
         assert one["recall@1"] == pytest.approx(two["recall@1"], abs=0.02)
@@ -144,14 +144,14 @@ def test_list_and_dry_run(
 
 def test_dry_run_looks_for_every_image(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
     study = open_study(["toy"], seeds=1, out=tmp_path / "out", values=few_glyphs)
-    text, ready = describe(study, plan_of(["variants-sop"], study))
+    text, ready = describe(study, runs_needed(["variants-sop"], study))
     assert ready
     assert "0.0 GiB" not in text
     assert "(0 MiB" not in text
     source = Path(few_glyphs[0].partition("=")[2])
     elsewhere = (f"data.source={source}", f"data.root={tmp_path}", *few_glyphs[2:])  # lists without images
     study = open_study(["toy"], seeds=1, out=tmp_path / "out", values=elsewhere)
-    text, ready = describe(study, plan_of(["variants-sop"], study))
+    text, ready = describe(study, runs_needed(["variants-sop"], study))
     assert not ready
     assert "image files are missing, the first" in text
 
@@ -159,7 +159,7 @@ def test_dry_run_looks_for_every_image(tmp_path: Path, few_glyphs: tuple[str, ..
 def test_dry_run_looks_for_the_weights(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
     lost = (*few_glyphs, f"model.backbone=efficientnet-lite0@{tmp_path / 'no.pth'}", "model.pretrained=true")
     study = open_study(["toy"], seeds=1, out=tmp_path / "out", values=lost)
-    text, ready = describe(study, plan_of(["variants-sop"], study))
+    text, ready = describe(study, runs_needed(["variants-sop"], study))
     assert not ready
     assert "weights   are not there: no weights file" in text
 
@@ -171,7 +171,7 @@ def test_what_fails_is_said_after_all_the_rest_is_shown(
     study = open_study(["toy"], seeds=1, out=tmp_path, values=few_glyphs)
     shown: list[str] = []
 
-    def train(run: Run) -> str:
+    def train(run: Run, threads: int | None = None) -> str:
         assert shown == ["ap-gradients"], "nothing to look at before training"
         assert "ap-gradients" in (tmp_path / "index.html").read_text()
         if run.title.startswith("Dq"):
@@ -185,16 +185,16 @@ def test_what_fails_is_said_after_all_the_rest_is_shown(
     monkeypatch.setattr(runs, "_train", train)
     names = ["retrieval-examples", "ap-gradients", "variants-sop"]
     with pytest.raises(ForerankError, match=r"2 parts failed.*Dq, seed 0: no luck"):
-        perform(names, study, side_by_side=1, show=lambda product: shown.append(product.name))
+        run_experiments(names, study, jobs=1, show=lambda product, study: shown.append(product.name))
     assert shown == ["ap-gradients", "variants-sop"]
     assert "50.0" in (tmp_path / "tables" / "variants-sop.md").read_text()
     assert "variants-sop" in (tmp_path / "index.html").read_text()
 
 
-def test_made_again_every_file_is_new(invented: Study, write_results: Callable[..., None]) -> None:
+def test_rendered_again_every_file_is_new(invented: Study, write_results: Callable[..., None]) -> None:
     for recall, told in ((0.5, "50.0"), (0.75, "75.0")):
         write_results(invented, Condition("Ib"), "recall@1", [recall] * 3)
-        make("sweep-b", invented)
+        render("sweep-b", invented)
         for ending in ("md", "csv", "html"):
             assert told in (invented.folder / "tables" / f"sweep-b.{ending}").read_text(), ending
 
@@ -202,7 +202,7 @@ def test_made_again_every_file_is_new(invented: Study, write_results: Callable[.
 @pytest.mark.browser
 def test_page_in_a_browser(tmp_path: Path, browser) -> None:
     study = open_study(["ap-gradients"], out=tmp_path)
-    perform(["ap-gradients", "penalties"], study)
+    run_experiments(["ap-gradients", "penalties"], study)
     page = browser.new_page(viewport={"width": 390, "height": 800})
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)

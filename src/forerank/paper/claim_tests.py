@@ -1,0 +1,414 @@
+"""The claims of the paper, each with the comparisons that test it."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerank.paper import sweeps, toy
+from forerank.paper.claims import ABOVE, Claim, Comparison, Evidence, NotRunError, compare
+from forerank.paper.methods import VARIANTS
+from forerank.paper.published import published_table
+from forerank.paper.statistics import Difference, more_often, paired_difference
+from forerank.paper.study import REDUNDANT, Condition, Study
+from forerank.paper.tables import NATIVE, NOISE_RATES, metric_of, rows
+
+Floats = NDArray[np.float64]
+Test = Callable[[Study], Evidence | str | None]
+PNP_D, PNP_I = ("Ds", "Dq"), ("Iu", "Ib")
+
+
+def minus(first: Condition, second: Condition) -> list[tuple[float, Condition]]:
+    """The terms of a difference."""
+    return [(1.0, first), (-1.0, second)]
+
+
+def better(higher: Sequence[str], lower: Sequence[str], *metrics: str, remarks: tuple[str, ...] = ()) -> Test:
+    """Each of `higher` above each of `lower` in every metric, by default R@1."""
+    return lambda study: Evidence(
+        [
+            compare(study, minus(Condition(first), Condition(second)), metric)
+            for metric in metrics or ("recall@1",)
+            for first in higher
+            for second in lower
+        ],
+        remarks=remarks,
+    )
+
+
+def _published(table: str, first: str, second: str, column: str = "R@1") -> str:
+    """What a table of the paper prints for two rows, for every column that ends like `column`."""
+    cells = published_table(table)
+    pairs = [
+        f"{name} {cells.rows[first][name]:g} and {cells.rows[second][name]:g}"
+        for name in cells.columns
+        if name.endswith(column)
+    ]
+    return f"{cells.number} of the paper prints for {first} and {second}: {'; '.join(pairs)}."
+
+
+_IB_REMARKS = (
+    _published("variants-sop", "Ib", "O"),
+    _published("variants-vehicle-id", "Ib", "O") + " So its own table has Ib above O, against its text.",
+)
+
+
+def same_batch(study: Study) -> Evidence:
+    """Dq above Smooth-AP, both at the small and both at the large batch."""
+    return Evidence(
+        [
+            compare(study, minus(Condition("Dq", batch=batch), Condition("Smooth-AP", batch=batch)))
+            for batch in (None, study.setting.compared)
+        ]
+    )
+
+
+def against(other: str) -> Test:
+    """Dq above another method at the batch of the comparison tables."""
+
+    def test(study: Study) -> Evidence:
+        batch = study.setting.compared
+        return Evidence([compare(study, minus(Condition("Dq", batch=batch), Condition(other, batch=batch)))])
+
+    return test
+
+
+def larger_batch(study: Study) -> Evidence:
+    """Dq at the larger batch above Dq at the smaller one."""
+    return Evidence([compare(study, minus(Condition("Dq", batch=study.setting.compared), Condition("Dq")))])
+
+
+def redundant(study: Study) -> Evidence:
+    """Dq with alpha = 1 is Smooth-AP without the positives before: leaving them out should change nothing."""
+    margin = (-0.5, 0.5)
+    terms = minus(REDUNDANT, Condition("Smooth-AP"))
+    return Evidence(
+        [compare(study, terms, "recall@1", margin), compare(study, terms, "map@r", margin)],
+        remarks=(
+            "The term of Dq at alpha = 1 is R/(1+R), that of AP is R/(1+R_P+R): they differ in R_P alone.",
+        ),
+    )
+
+
+def alpha_helps(study: Study) -> Evidence:
+    """From the smallest alpha to the usual one, and from there to the largest."""
+    sweep = sweeps.SWEEPS["sweep-alpha"]
+    steps = ((sweep.values[0], 4), (4, sweep.values[-1]))
+    return Evidence(
+        [compare(study, minus(sweep.condition(high), sweep.condition(low))) for low, high in steps]
+    )
+
+
+def alpha_breaks(study: Study) -> Evidence:
+    """Runs that ended with a loss that was no number: the power as printed against the one computed here."""
+    comparisons = []
+    for alpha in sweeps.NAIVE_ALPHAS[1:]:
+        counts = {}
+        for naive in (True, False):
+            condition = sweeps.naive_condition(alpha, naive=naive)
+            total = len(study.results(condition))
+            if total < len(study.seeds_of(condition)):
+                raise NotRunError(f"{condition} ({total} of {len(study.seeds_of(condition))} seeds)")
+            counts[naive] = (study.broken(condition), total)
+        (broke, total), (other, other_total) = counts[True], counts[False]
+        text = (
+            f"alpha = {alpha:g}: {broke} of {total} runs broke with the power as printed, {other} of "
+            f"{other_total} "
+            "with the same function computed as -expm1(-alpha log1p R)"
+        )
+        # What decides is whether the printed formula breaks and the other does not; it either does or not.
+        always = broke == total and other == 0
+        comparisons.append(Comparison(text, 0.0 if always else 1.0, 0.0 if broke == 0 else 1.0, seeds=total))
+    reach = sweeps.naive_reach(24)
+    p = more_often(counts[True][0], counts[True][1], counts[False][0], counts[False][1])
+    return Evidence(
+        comparisons,
+        remarks=(
+            f"The printed power has no derivative in float32 beyond R = {reach:.0f} at alpha = 24: the crash "
+            "that the "
+            "paper reports belongs to how it is computed, and not to the loss. No interval is needed: every "
+            "run "
+            f"breaks or none does (Fisher's exact test on the last line: p = {p:.2g}).",
+        ),
+    )
+
+
+def best_b(study: Study) -> Evidence | str:
+    """The b that the validation classes chose, against every other b of the sweep, on the test classes."""
+    sweep = sweeps.SWEEPS["sweep-b"]
+    b = float(study.recipe(Condition("Ib"), 0).loss.options["b"])
+    others = [value for value in sweep.values if value != b]
+    return Evidence(
+        [compare(study, minus(Condition("Ib"), sweep.condition(value))) for value in others],
+        remarks=(f"b = {b:g} was chosen before; the paper found 4 on SOP and 1 on VehicleID.",),
+    )
+
+
+def images_per_class(study: Study) -> Evidence:
+    """|P| = 4 above every other number."""
+    sweep = sweeps.SWEEPS["sweep-p"]
+    others = [value for value in sweep.values if value != 4]
+    return Evidence([compare(study, minus(Condition("Dq"), sweep.condition(value))) for value in others])
+
+
+def merged_better(study: Study) -> Evidence:
+    """Dq above the others when classes are merged."""
+    dq = Condition("Dq", merged=3)
+    return Evidence(
+        [compare(study, minus(dq, Condition(other, merged=3))) for other in ("Smooth-AP", "Iu", "Ib")]
+    )
+
+
+def loses_less(kept: str, others: Sequence[str]) -> Test:
+    """What merging costs: one method less than the others."""
+
+    def test(study: Study) -> Evidence:
+        return Evidence(
+            [
+                compare(
+                    study,
+                    [(1, Condition(kept, merged=3)), (-1, Condition(kept)),
+                     (-1, Condition(other, merged=3)), (1, Condition(other))],
+                    text=f"change by merging, {kept} minus {other}",
+                )
+                for other in others
+            ]
+        )  # fmt: skip
+
+    return test
+
+
+def merged_magnitude(others: Sequence[str], low: float, high: float) -> Test:
+    """Dq above the others by the printed number of points when classes are merged."""
+
+    def test(study: Study) -> Evidence:
+        dq = Condition("Dq", merged=3)
+        return Evidence(
+            [compare(study, minus(dq, Condition(o, merged=3)), within=(low, high)) for o in others],
+            remarks=(_published("robustness-vehicle-id", "Dq", "Iu" if "Iu" in others else others[0]),),
+        )
+
+    return test
+
+
+def ap_magnitude(study: Study) -> Evidence:
+    """Dq above the methods that approximate AP by half a point to four points at the large batch."""
+    batch = study.setting.compared
+    dq = Condition("Dq", batch=batch)
+    table = published_table("comparison-sop").rows
+    ours = table["Dq, batch 384"]["R@1"] or 0.0
+    printed = [ours - (table[row]["R@1"] or 0.0) for row in ("Smooth-AP", "Blackbox AP", "FastAP")]
+    listed = ", ".join(f"{difference:+.1f}" for difference in printed)
+    return Evidence(
+        [
+            compare(study, minus(dq, Condition(other, batch=batch)), within=(0.5, 4.0))
+            for other in ("Smooth-AP", "FastAP")
+        ],
+        remarks=(f"The paper's own table gives {listed} (Smooth-AP, Blackbox AP, FastAP).",),
+    )  # fmt: skip
+
+
+def keeps_centres(study: Study) -> Evidence:
+    """After training on merged classes, neighbours within a merged class are of the same original class."""
+    return Evidence(
+        [
+            compare(study, minus(Condition(d, merged=3), Condition(i, merged=3)), "centres_kept")
+            for d in PNP_D
+            for i in PNP_I
+        ],
+        remarks=(
+            "Measured: the share of training images whose nearest neighbour in their merged class comes from "
+            "their own original class, in percent.",
+        ),
+    )
+
+
+def pushed_harder(study: Study) -> Evidence:
+    """Rank correlation of the positives that a negative stands before with the gradient that it receives."""
+    return Evidence(
+        [compare(study, [(1.0, Condition(m))], "correlation", ABOVE, f"{m}, against zero") for m in VARIANTS],
+        remarks=(
+            "Among negatives before at least one positive, in batches of test images, gradient of the loss "
+            "on "
+            "their similarity. At temperature 0.01 the sigmoid is flat for a negative far before a positive, "
+            "so "
+            "a badly misplaced negative may receive less, not more.",
+        ),
+    )
+
+
+def noise(study: Study) -> Evidence:
+    """R@1 averaged over the shares of wrong labels, both variants of PNP-D against the others."""
+    rates = NOISE_RATES[1:]
+    listed = ", ".join(f"{rate:.0%}" for rate in rates)
+
+    def mean_of(method: str, weight: float) -> list[tuple[float, Condition]]:
+        return [(weight / len(rates), Condition(method, noise=rate)) for rate in rates]
+
+    return Evidence(
+        [
+            compare(
+                study, [*mean_of(d, 1), *mean_of(o, -1)], text=f"mean at {listed} wrong labels, {d} minus {o}"
+            )
+            for d in PNP_D
+            for o in ("O", *PNP_I)
+        ]
+    )
+
+
+def toy_claim(study: Study) -> Evidence:
+    """Dq above Ib on the unseen classes of the toy."""
+    result = toy.read_result(study.folder)
+    if result is None:
+        raise NotRunError("the toy")
+    difference = toy.effect(result)
+    text = f"toy, R@1 on unseen classes, Dq minus Ib: {difference} over {difference.count} seeds"
+    return Evidence([_directed(text, difference)], remarks=(toy.CAVEAT,))
+
+
+def steeper_than_ap(study: Study) -> Evidence:
+    """Dq with alpha = 2 falls faster than AP, relative to its value at R = 0, for 0 to 3 positives before."""
+    counts = np.linspace(0.1, 10, 100)
+    dq = _relative("Dq", counts, 0, alpha=2.0)
+    ap = [_relative("Smooth-AP", counts, positives) for positives in range(4)]
+    steeper = all(bool((dq < one).all()) for one in ap)
+    one = np.ones(1)
+    left = [f"{_relative('Smooth-AP', one, positives)[0]:.4f}" for positives in range(4)]
+    text = (
+        f"what is left at R = 1 of the derivative at R = 0: Dq {_relative('Dq', one, 0, alpha=2.0)[0]:.4f}; "
+        f"AP with 0 to 3 positives before {', '.join(left)}"
+    )
+    return Evidence([Comparison(text, 0.0 if steeper else 1.0, 1.0 if steeper else 0.0)])
+
+
+def almost_equal(study: Study) -> Evidence:
+    """AP's derivative with three positives before: almost equal means that it changes by less than a half."""
+    counts = np.array([1.0, 3.0, 10.0])
+    left = _relative("Smooth-AP", counts, 3)
+    equal = bool((left > 0.5).all())
+    listed = ", ".join(f"{value:.4f} at R = {count:g}" for count, value in zip(counts, left, strict=True))
+    text = f"AP with three positives before, what is left of the derivative at R = 0: {listed}"
+    return Evidence([Comparison(text, 0.0 if equal else 1.0, 1.0 if equal else 0.0)])
+
+
+def _relative(variant: str, counts: Floats, positives: float, **options: float) -> Floats:
+    """The derivative at these counts as a share of its value at no negative before."""
+    from forerank.report.penalties import derivative
+
+    values = derivative(variant, **options)(
+        np.append(0.0, counts), np.full(len(counts) + 1, float(positives))
+    )
+    return np.asarray(values[1:] / values[0])
+
+
+def all_weights(study: Study) -> Evidence | None:
+    """The central comparison where all weights are trained, not only a head."""
+    if not study.setting.all_weights:
+        return None
+    dq = Condition("Dq", all_weights=True)
+    return Evidence(
+        [compare(study, minus(dq, Condition(m, all_weights=True))) for m in ("O", "Ib", "Ds", "Smooth-AP")]
+    )
+
+
+def state_of_the_art(table: str) -> Test:
+    """Dq at the largest batch of a comparison table against the best R@1 published for anyone else."""
+    native = NATIVE[table]
+
+    def test(study: Study) -> Evidence | str:
+        if study.on != native:
+            return f"needs {native} and a GPU: forerank paper run {table} --data {native}=FOLDER"
+        published = published_table(table)
+        others = {row: cells for row, cells in published.rows.items() if not row.startswith("Dq")}
+        candidates = [c for row, c in rows(table, study).items() if row.startswith("Dq")]
+        largest = max(candidates, key=lambda condition: condition.batch or study.setting.batch)
+        comparisons = []
+        for column in [column for column in published.columns if column.endswith("R@1")]:
+            measured = study.measured(largest, metric_of(column, study, table) or "recall@1")
+            if not measured:
+                raise NotRunError(str(largest))
+            best = max(value for cells in others.values() if (value := cells[column]) is not None)
+            difference = paired_difference(measured, np.full(len(measured), best))
+            text = f"{column}, Dq measured minus {best:g}, the best published of the others: {difference}"
+            comparisons.append(_directed(text, difference))
+        return Evidence(comparisons)
+
+    return test
+
+
+def inaturalist_ranks(study: Study) -> Evidence:
+    """The printed table itself: Dq against Smooth-AP at every k."""
+    cells = published_table("comparison-inaturalist").rows
+    dq, ap = cells["Dq, batch 224"], cells["Smooth-AP"]
+    comparisons = []
+    for column, value in dq.items():
+        difference = round((value or math.nan) - (ap[column] or math.nan), 2)
+        above = difference > 0
+        text = f"{column} as printed, Dq {value:g} minus Smooth-AP {ap[column]:g}: {difference:+g}"
+        comparisons.append(Comparison(text, 0.0 if above else 1.0, 1.0 if above else 0.0))
+    return Evidence(comparisons, remarks=("Judged on the paper's own table, one seed, no interval.",))
+
+
+def _directed(text: str, difference: Difference) -> Comparison:
+    return Comparison(
+        text, difference.p_above(), difference.p_below(), difference.p_within(0.5), difference.count
+    )
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim("Positives before a positive are redundant: AP without them retrieves as well",
+          "title, Introduction",
+          redundant),
+    Claim("PNP-Dq retrieves better than PNP-O", "Table 1, 2", better(["Dq"], ["O"])),
+    Claim("PNP-Ds retrieves better than PNP-O", "Table 1, 2", better(["Ds"], ["O"])),
+    Claim("PNP-Dq retrieves better than PNP-Ds", "Table 1, 2", better(["Dq"], ["Ds"])),
+    Claim("PNP-Iu is worse than PNP-O", "Performance of variants", better(["O"], ["Iu"])),
+    Claim("PNP-Ib at its best b is worse than PNP-O", "Performance of variants",
+          better(["O"], ["Ib"], remarks=_IB_REMARKS)),
+    Claim("PNP-D clusters better (NMI) than PNP-O and PNP-I", "Table 1, 2",
+          better(PNP_D, ["O", *PNP_I], "nmi")),
+    Claim("PNP-D enlarges both distances against PNP-O", "Table 1, 2",
+          better(PNP_D, ["O"], "dists@intra", "dists@inter")),
+    Claim("PNP-I shrinks both distances against PNP-O", "Table 1, 2",
+          better(["O"], PNP_I, "dists@intra", "dists@inter")),
+    Claim("PNP-Dq retrieves better than Smooth-AP at the same batch", "Table 3, 4, 5", same_batch),
+    Claim("With all weights trained, PNP-Dq is better than PNP-O, Ib, Ds and Smooth-AP", "Table 1, 3",
+          all_weights),
+    Claim("PNP-Dq is 0.5 to 4 points of R@1 above methods that approximate AP", "Comparison, SOP",
+          ap_magnitude),
+    Claim("PNP-Dq retrieves better than FastAP", "Table 3, 4, 5", against("FastAP")),
+    Claim("PNP-Dq retrieves better than the contrastive loss with a memory bank", "Table 3, 4",
+          against("Contrastive with memory")),
+    Claim("A larger batch lifts PNP-Dq", "Table 3, 4", larger_batch),
+    Claim("A larger alpha gives a larger R@1", "Impact of hyper-parameters", alpha_helps),
+    Claim("A large alpha makes training crash (the formula as printed; as computed here it does not)",
+          "Impact of hyper-parameters", alpha_breaks),
+    Claim("One b is the best for PNP-Ib, and it depends on the data", "Impact of hyper-parameters", best_b),
+    Claim("|P| = 4 is the best number of images per class", "Impact of hyper-parameters", images_per_class),
+    Claim("With classes merged by three, PNP-Dq is better than Smooth-AP and PNP-I", "Table 6, 7",
+          merged_better),
+    Claim("PNP-Dq loses less by merging than Smooth-AP and PNP-I", "Evaluation of robustness",
+          loses_less("Dq", ("Smooth-AP", *PNP_I))),
+    Claim("Smooth-AP loses less by merging than PNP-I", "Evaluation of robustness",
+          loses_less("Smooth-AP", PNP_I)),
+    Claim("With merged classes PNP-Dq is 2 to 3 points above Smooth-AP", "Evaluation of robustness",
+          merged_magnitude(("Smooth-AP",), 2, 3)),
+    Claim("With merged classes PNP-Dq is 6 to 8 points above PNP-I", "Evaluation of robustness",
+          merged_magnitude(PNP_I, 6, 8)),
+    Claim("PNP-D keeps several centres in one class, PNP-I gathers them", "Discussion, Figure 4",
+          keeps_centres),
+    Claim("Negatives before more positives are pushed harder", "Figure 2", pushed_harder),
+    Claim("PNP-D tolerates wrong labels better than PNP-O and PNP-I", "Evaluation of robustness", noise),
+    Claim("On the toy, PNP-Ib fails to separate unseen classes and PNP-Dq separates them", "Figure 6",
+          toy_claim),
+    Claim("The gradient of PNP-Dq (alpha = 2) is steeper than that of AP", "Figure 5", steeper_than_ap),
+    Claim("With three positives before, AP's gradient is almost equal for every number of negatives",
+          "Relation between PNP and AP", almost_equal),
+    Claim("PNP-Dq reaches the state of the art on SOP", "Table 3", state_of_the_art("comparison-sop")),
+    Claim("PNP-Dq reaches the state of the art on VehicleID", "Table 4",
+          state_of_the_art("comparison-vehicle-id")),
+    Claim("PNP-Dq reaches the state of the art on iNaturalist", "Table 5",
+          state_of_the_art("comparison-inaturalist")),
+    Claim("On iNaturalist PNP-Dq is above Smooth-AP at every k", "Table 5", inaturalist_ranks),
+)  # fmt: skip
