@@ -108,9 +108,9 @@ def test_a_new_loss_is_known_everywhere(
 ) -> None:
     assert run(["losses"]) == 0
     assert "1 - 1/(1 + R)" in capsys.readouterr().out
-    assert run(["losses", "harmonic"]) == 0
+    assert run(["losses", "show", "harmonic"]) == 0
     assert "Costs 1 - 1 / (1 + R)." in capsys.readouterr().out
-    assert run(["losses", "Harmonick"]) == 2
+    assert run(["losses", "show", "Harmonick"]) == 2
     assert "did you mean 'Harmonic'" in capsys.readouterr().err
     assert run(["recipe", "show", "glyphs", "loss=Harmonic", "temperature=0.02"]) == 0
     assert "name: Harmonic" in capsys.readouterr().out
@@ -148,7 +148,7 @@ def test_an_installed_package_brings_its_own_losses(tmp_path: Path) -> None:
     lines = ["good = gentle_loss:GENTLE", "bad = gentle_loss:OTHER", "absent = gentle_loss:NOTHING"]
     (meta / "entry_points.txt").write_text("\n".join(["[forerank.losses]", *lines]))
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "forerank", "losses", "gentle"]
+    command = [sys.executable, "-m", "forerank", "losses", "show", "gentle"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "2 - 2/sqrt(1 + R)" in done.stdout

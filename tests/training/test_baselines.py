@@ -14,6 +14,8 @@ from forerank.training.recipe import Recipe, override
 
 from .conftest import QUICK
 
+LEARNED = "objective.recipe_loss."  # before the names of what the loss saves
+
 
 @pytest.mark.parametrize("name", [
     "HistogramLoss", "MarginLoss", "FastAPLoss", "SoftTripleLoss", "ProxyNCALoss", "ProxyAnchorLoss",
@@ -34,8 +36,7 @@ def test_their_own_parameters_learn_and_are_saved(images: Path, tmp_path: Path, 
     recipe = load_recipe(images, values)
     train(recipe, tmp_path / "run")
     saved = load_file(tmp_path / "run" / "last" / "state.safetensors")
-    prefix = "objective.recipe_loss."
-    learned = {key.removeprefix(prefix): value for key, value in saved.items() if key.startswith(prefix)}
+    learned = {key.removeprefix(LEARNED): value for key, value in saved.items() if key.startswith(LEARNED)}
     assert learned
     # 20 classes, of which 30% are for the test and 20% of the rest for validation.
     fresh = dict(build_loss(recipe, classes=11, embedding_dim=16).named_parameters())
@@ -61,7 +62,7 @@ def test_contrastive_with_memory(images: Path, tmp_path: Path) -> None:
     values = [*QUICK, "loss=pml:ContrastiveLoss", "memory=32", "report=false", "steps=6"]
     train(load_recipe(images, values), tmp_path / "run")
     saved = load_file(tmp_path / "run" / "last" / "state.safetensors")
-    assert saved["objective.recipe_loss.embeddings"].shape == (32, 16)
+    assert saved[f"{LEARNED}embeddings"].shape == (32, 16)
     assert all(
         torch.isfinite(torch.tensor(row["loss"])) for row in read_history(tmp_path / "run") if "loss" in row
     )

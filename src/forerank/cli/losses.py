@@ -17,32 +17,41 @@ app = App(
 
 
 @app.default
-def list_losses(name: str | None = None, /, *, json: bool = False) -> None:
+def list_losses(*, json: bool = False) -> None:
     """List every loss with its formula and derivative in R, the negatives that stand before a positive.
-
-    With a name: formula, derivative, arguments with their defaults, and what the loss is for.
 
     Example: forerank losses
 
-    Example: forerank losses PNP-Dq
+    Parameters
+    ----------
+    json
+        Print for a machine.
+    """
+    from forerank.losses import known_losses
+
+    rows = [loss.describe() for loss in known_losses().values()]
+    header = ["name", "formula", "derivative"]
+    if json:
+        print_json(rows)
+    else:
+        print(format_table(header, [[row[column] for column in header] for row in rows]))
+
+
+@app.command
+def show(name: str, /, *, json: bool = False) -> None:
+    """Describe one loss: formula, derivative, arguments with their defaults, and what it is for.
+
+    Example: forerank losses show PNP-Dq
 
     Parameters
     ----------
     name
-        A loss to describe; all are listed without one.
+        The loss, as `forerank losses` lists it.
     json
         Print for a machine.
     """
-    from forerank.losses import find_loss, known_losses
+    from forerank.losses import find_loss
 
-    if name is None:
-        rows = [loss.describe() for loss in known_losses().values()]
-        header = ["name", "formula", "derivative"]
-        if json:
-            print_json(rows)
-        else:
-            print(format_table(header, [[row[column] for column in header] for row in rows]))
-        return
     loss = find_loss(name)
     row = loss.describe()
     if json:

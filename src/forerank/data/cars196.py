@@ -48,9 +48,7 @@ def read(root: Path, *, boxes: bool = False) -> Table:
             # The copy with the labels of the test images lies beside devkit/ in the official downloads.
             places = [p for p in (root / "devkit" / name, root / name) if p.is_file()]
             if not places:
-                raise InputError(
-                    f"{TITLE}: there is no list file {root / 'devkit' / name} or {root / name}"
-                )
+                raise InputError(f"{TITLE}: there is no list file {root / 'devkit' / name} or {root / name}")
             rows += _annotations(places[0], "fname", f"{folder}/")
     else:
         if boxes:

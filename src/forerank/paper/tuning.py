@@ -110,7 +110,9 @@ def choose(method: str, study: Study, failed: Collection[str] = ()) -> tuple[Cho
     about = METHODS[method]
     if about.tuned is not None:
         tuned, scale = about.tuned, 1.0
-        if tuned == PROXY_RATE:  # by itself a hundred times the learning rate, unless the method says otherwise
+        if (
+            tuned == PROXY_RATE
+        ):  # by itself a hundred times the learning rate, unless the method says otherwise
             scale = rate * (own.loss_lr / own.lr if own.loss_lr and own.lr else 100.0)
         second, missing = pick(about.candidates, lambda v: (*values, f"{tuned}={scale * v:g}"))
         if second is None:

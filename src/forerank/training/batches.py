@@ -38,7 +38,7 @@ class BatchPlan:
         self, recipe: Recipe, table: Table, processes: Processes, groups: NDArray[np.int64] | None = None
     ) -> None:
         assert recipe.batch.batch_size is not None
-        self.images_per_class = recipe.batch.images_per_class
+        self.processes, self.images_per_class = processes, recipe.batch.images_per_class
         self.share = recipe.batch.batch_size // processes.count  # the most images of a step in this process
         everything = _sampler(recipe, table, np.arange(len(table)), processes)
         assert everything is not None
@@ -70,7 +70,13 @@ class BatchPlan:
             self._epochs[which, epoch] = list(sampler)
         draw = step * self.images_per_class
         batch = self._epochs[which, epoch][place]
-        return [(int(rows[i]), draw + j % self.images_per_class) for j, i in enumerate(batch)]
+        # Whole classes for each process; where they cannot be shared evenly, some have one more.
+        edges = [
+            sampler.classes_per_batch * rank // self.processes.count * self.images_per_class
+            for rank in (self.processes.rank, self.processes.rank + 1)
+        ]
+        mine = batch[slice(*edges)]
+        return [(int(rows[i]), draw + j % self.images_per_class) for j, i in enumerate(mine)]
 
 
 def _sampler(
@@ -82,8 +88,8 @@ def _sampler(
     classes = batch.batch_size // batch.images_per_class
     if group:  # a group may have fewer classes than a batch
         usable = int((np.bincount(labels) >= 2).sum()) if len(labels) else 0
-        classes = min(classes, usable // processes.count * processes.count)
-        if classes < 2:
+        classes = min(classes, usable)
+        if classes < max(2, processes.count):  # every process has at least one class of a batch
             return None
     categories = table.category if batch.super_categories and not group else None
     return ClassBalancedSampler(
@@ -91,8 +97,6 @@ def _sampler(
         classes,
         batch.images_per_class,
         seed=recipe.seed + 7919 * group,
-        rank=processes.rank,
-        world_size=processes.count,
         mode=batch.sampling,
         categories=categories,
         categories_per_batch=batch.super_categories or 1,

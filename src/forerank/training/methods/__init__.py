@@ -9,7 +9,14 @@ from forerank.errors import unknown
 from forerank.training.methods.cross_batch_contrastive import CONTRASTIVE_WITH_MEMORY
 from forerank.training.methods.dcml_mdw import DCML_MDW
 from forerank.training.methods.divide_and_conquer import DIVIDE_AND_CONQUER
-from forerank.training.methods.losses import FAST_AP, HISTOGRAM, SMOOTH_AP
+from forerank.training.methods.losses import (
+    BLACKBOX_AP,
+    FAST_AP,
+    HISTOGRAM,
+    RECALL_AT_K,
+    ROADMAP,
+    SMOOTH_AP,
+)
 from forerank.training.methods.margin import MARGIN
 from forerank.training.methods.method import (
     Ingredients,
@@ -42,6 +49,7 @@ __all__ = [
 ]
 
 METHODS: dict[str, Method] = {
+    "blackbox-ap": BLACKBOX_AP,
     "contrastive-with-memory": CONTRASTIVE_WITH_MEMORY,
     "dcml-mdw": DCML_MDW,
     "divide-and-conquer": DIVIDE_AND_CONQUER,
@@ -52,6 +60,8 @@ METHODS: dict[str, Method] = {
     "proxynca": PROXY_NCA,
     "proxynca++": PROXY_NCA_PLUS_PLUS,
     "rankmi": RANK_MI,
+    "recall-at-k": RECALL_AT_K,
+    "roadmap": ROADMAP,
     "smooth-ap": SMOOTH_AP,
     "softtriple": SOFT_TRIPLE,
     "triplet": TRIPLET,

@@ -39,3 +39,35 @@ SMOOTH_AP = Method(
     values=("loss=Smooth-AP", "loss.temperature=0.01"),
     own_loss=False,
 )
+
+BLACKBOX_AP = Method(
+    title="Blackbox AP",
+    about="average precision of exact ranks; the gradient is that of an interpolation of the ranks",
+    paper="Rolinek et al., Optimizing Rank-based Metrics with Blackbox Differentiation, CVPR 2020",
+    values=("loss=Blackbox-AP", "loss.interpolation=4", "loss.margin=0.02"),
+    deviations=(
+        "interpolation 4 and margin 0.02 are those of ROADMAP's comparison, not of the method's own paper",
+        "similarities are not multiplied by random numbers, as the authors' version for AP does",
+    ),
+    own_loss=False,
+)
+
+ROADMAP = Method(
+    title="ROADMAP",
+    about="an upper bound of one minus average precision, and similarities calibrated across queries",
+    paper="Ramzi et al., Robust and Decomposable Average Precision for Image Retrieval, NeurIPS 2021",
+    values=("loss=ROADMAP",),
+    own_loss=False,
+)
+
+RECALL_AT_K = Method(
+    title="Recall@k surrogate",
+    about="recall at several k, smoothed; virtual examples between two images of a class (SiMix)",
+    paper="Patel et al., Recall@k Surrogate Loss with Large Batches and Similarity Mixup, CVPR 2022",
+    values=("loss=Recall@k", "loss.mixup=true", "loss.rank_temperature=[1, 2, 4, 8, 16]"),
+    published=(
+        "batch_size=4000", "micro_batch=200", "images_per_class=4", "optimiser.lr=2e-4",
+        "schedule.kind=steps", "milestones=[25, 50]", "gamma=0.3", "epochs=55", "schedule.steps=null",
+    ),
+    own_loss=False,
+)  # fmt: skip
