@@ -54,6 +54,7 @@ def draw_classes(folder: Path) -> None:
 
 def photograph(page: Any, name: str) -> None:
     if os.environ.get("FORERANK_SCREENSHOTS"):
+        page.wait_for_timeout(2000)  # thumbnails
         file = ROOT / "docs" / "images" / f"{name}.png"
         page.screenshot(path=file)
         with Image.open(file) as taken:
@@ -95,7 +96,6 @@ def test_the_tutorial(run: Any, serve: Any, browser: Any, tmp_path: Path) -> Non
         page.goto(serve(command))
         page.locator(".tile img").nth(20).click()
         page.wait_for_selector("text=Nearest: LATIN_CAPITAL_LETTER")
-        page.wait_for_function("[...document.images].every(image => image.complete)")
         photograph(page, "tutorial-search")
     page.goto((tmp_path / "runs/letters/report.html").as_uri())
     assert "Recall@1" in page.inner_text("body")
