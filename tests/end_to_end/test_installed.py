@@ -18,9 +18,9 @@ README = (ROOT / "README.md").read_text()
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 # Commands of the README that this test leaves out, and why.
 LEFT_OUT = {
-    "make demo": "trains for two minutes; tests/cli runs the same recipe",
+    "make demo": "installs everything again and trains for minutes",
     "make test": "is what runs this test",
-    "forerank paper run variants-sop --on glyphs": "trains fifteen networks",
+    "forerank paper run variants-sop --on glyphs": "trains for many minutes",
     "forerank paper run comparison-sop --data sop=PATH --dry-run": "needs a data set that cannot be shipped",
 }
 
