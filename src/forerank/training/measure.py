@@ -17,7 +17,7 @@ from forerank.metrics import Evaluation, evaluate
 from forerank.metrics.inputs import checked_ks
 from forerank.metrics.registry import usual_metrics
 from forerank.models.pipeline import compute_vectors
-from forerank.training.batches import FeatureRows
+from forerank.training.batches import SMALL_IMAGES, FeatureRows
 from forerank.training.processes import Processes, bar, collect, shard
 from forerank.training.recipe import Recipe
 
@@ -56,7 +56,11 @@ def embed(
             return encode(torch.from_numpy(views).to(processes.device)).float().cpu().numpy()
 
     vectors: np.ndarray | None = None
-    batches = compute_vectors(read, rows, network, batch_size=recipe.evaluation.embed_batch)
+    # What is in memory already is read by one thread: two would only wait for each other.
+    from_files = isinstance(part.data, ImageDataset) and part.data.preprocessing.resize > SMALL_IMAGES
+    batches = compute_vectors(
+        read, rows, network, batch_size=recipe.evaluation.embed_batch, workers=None if from_files else 1
+    )
     with optional_bar(title, part, len(rows), processes) as advance:
         for positions, embedded, taken in batches:
             if vectors is None:
