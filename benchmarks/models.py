@@ -1,4 +1,4 @@
-"""How many images per second a backbone embeds and trains on: the allocator, the memory layout, half precision.
+"""How many images per second a backbone embeds and trains on, by allocator, memory layout and precision.
 
 Each line is a process of its own, because the allocator's setting belongs to the process.
 
