@@ -108,4 +108,5 @@ def test_a_paper_recipe_stays_in_single_precision_on_a_gpu_too(
     train = Table([f"{i}.jpg" for i in range(400)], labels, ["train"] * 400)
     settled = prepare.complete_recipe(load_recipe("sop"), train, 1, device)
     assert settled.precision == "fp32"
-    assert prepare.complete_recipe(load_recipe("sop", ["precision=bf16"]), train, 1, device).precision == "bf16"
+    asked = load_recipe("sop", ["precision=bf16"])
+    assert prepare.complete_recipe(asked, train, 1, device).precision == "bf16"
