@@ -180,8 +180,8 @@ def choices_table(study: Study) -> ResultTable | None:
         notes=[
             "One procedure for every method: learning rates "
             f"{', '.join(f'{r:g}' for r in study.setting.rates)}, "
-            "times the method's own rate where it brings one, continued where the best is at an end of the list; "
-            "then b or the proxies' rate at that rate. "
+            "in proportion where a method brings its own rate, continued where the best is at an end of the "
+            "list; then b or the proxies' rate at that rate. "
             f"One run each with seed {SEED}, which no measured run has; shorter than the measured runs "
             f"({', '.join(study.setting.tuning)})."
         ],
