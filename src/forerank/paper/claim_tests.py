@@ -101,13 +101,13 @@ def alpha_helps(study: Study) -> Evidence:
 def alpha_breaks(study: Study) -> Evidence:
     """Runs that ended with a loss that was no number: the power as printed against the one computed here."""
     comparisons = []
-    for alpha in sweeps.NAIVE_ALPHAS[1:]:
+    for alpha in sweeps.NAIVE_ALPHAS:
         counts = {}
         for naive in (True, False):
             condition = sweeps.naive_condition(alpha, naive=naive)
             total = len(study.results(condition))
-            if total < len(study.seeds_of(condition)):
-                raise NotRunError(f"{condition} ({total} of {len(study.seeds_of(condition))} seeds)")
+            if not total:
+                raise NotRunError(str(condition))
             counts[naive] = (study.broken(condition), total)
         (broke, total), (other, other_total) = counts[True], counts[False]
         text = (

@@ -42,7 +42,7 @@ SWEEPS: dict[str, Sweep] = {
 
 
 # The power as the paper writes it, 1 - 1/(1+R)^alpha, at values where it overflows in float32.
-NAIVE_ALPHAS = (4.0, 24.0, 32.0)
+NAIVE_ALPHAS = (24.0, 32.0)
 
 
 def naive_condition(alpha: float, *, naive: bool = True) -> Condition:
