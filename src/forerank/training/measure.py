@@ -109,6 +109,8 @@ def measure(
         "categories": table.category if full else None,
         "bootstrap": 1000 if full else 0,
         "distributed": processes.count > 1,
+        # Where the processes meet, and fastest; but counting needs float64, which MPS has not.
+        "device": "cpu" if processes.device.type == "mps" else processes.device,
     }
     return evaluate(
         embedded.vectors, table.label_ids, queries=queries, gallery=gallery, **{**usual, **options}
