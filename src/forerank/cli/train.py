@@ -23,6 +23,7 @@ def train(
 
         forerank train ./my_images
         forerank train glyphs seed=1 loss=PNP-Ds
+        forerank train ./my_images method=divide-and-conquer method.clusters=4
         forerank train sop root=/data/sop batch_size=4096 micro_batch=64
         forerank train runs/my_images
         torchrun --nproc-per-node 2 -m forerank train glyphs run=runs/two
