@@ -58,7 +58,7 @@ SOFT_TRIPLE = Method(
         "schedule.kind=steps", "milestones=[19, 39]", "gamma=0.1", "epochs=50", "schedule.steps=null",
     ),
     deviations=(
-        "two centres per class, which was not checked against the paper; the published code, for Cars, has ten",
+        "two centres per class, not checked against the paper; the published code, for Cars, has ten",
         "batches hold several images of each class; the published code draws images at random",
     ),
     fit=fit,
