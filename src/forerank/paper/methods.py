@@ -47,6 +47,5 @@ METHODS: dict[str, Method] = {
     "Ds": Method(("loss=PNP-Ds",)),
     "Dq": Method(("loss=PNP-Dq",)),
     "Smooth-AP": Method(("loss=Smooth-AP",)),
-    "Blackbox AP": Method(("loss=Blackbox-AP",), "without the random margins of the published code"),
     **{method.title: _from_registry(key) for key, method in REGISTRY.items() if key != "smooth-ap"},
 }
