@@ -121,8 +121,11 @@ class PretendTensor(torch.Tensor):
         return self.held.tolist()
 
     def __getitem__(self, index: Any) -> Tensor:
-        # torch makes a tensor of a list of tensors, which is out of the reach of the device's operators.
-        chosen: Tensor = super().__getitem__(tuple(index) if isinstance(index, list) else index)
+        # torch makes tensors of lists, which is out of the reach of the device's operators.
+        parts = tuple(index) if isinstance(index, list | tuple) else (index,)
+        chosen: Tensor = super().__getitem__(
+            tuple(torch.tensor(part, device=DEVICE) if isinstance(part, list) else part for part in parts)
+        )
         return chosen
 
     def new_tensor(self, values: Any, **options: Any) -> Tensor:

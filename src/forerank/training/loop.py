@@ -167,15 +167,16 @@ def take_step(a: Assembly, batch: Batch, step: int) -> float:
             return loss
 
     a.optimiser.zero_grad(set_to_none=True)
-    scale = a.scaler.get_scale()
+    scale = a.scaler.scale(torch.ones((), device=processes.device))  # stays there: reading it would wait
     if batch.chunked:
         again = (inputs for inputs, _, _ in batch.again)
         loss = backward_in_chunks(a.encode_for_loss, first_reading(), again, loss_of, processes.device, scale)
     else:
         loss = loss_of(a.encode_for_loss(torch.cat(list(first_reading()))))
         (loss * scale).backward()  # type: ignore[no-untyped-call]
-    if not torch.isfinite(loss):  # the same in all processes: it is the loss of the joint batch
-        return float(loss.detach())
+    value = float(loss.detach())  # the one moment of a step at which the host waits for the device
+    if not math.isfinite(value):  # the same in all processes: it is the loss of the joint batch
+        return value
     average_gradients(a.parameters, processes)
     a.scaler.unscale_(a.optimiser)
     if recipe.optimiser.clip is not None:
@@ -186,7 +187,7 @@ def take_step(a: Assembly, batch: Batch, step: int) -> float:
     a.scaler.update()
     if a.mean is not None:
         a.mean.update(a.model)
-    return float(loss.detach())
+    return value
 
 
 def hash_of(*numbers: int) -> int:
