@@ -101,7 +101,11 @@ class CrossBatchMemory(nn.Module):
         if ids is not None and bool((images[mine] < 0).any()):
             raise InputError("ids must not be negative: they say which image a row is, counted from 0.")
         others = (~torch.isin(stored_images, images) | (stored_images == NO_IMAGE)).nonzero()[:, 0]
-        stored, stored_labels, stored_images = _rows(stored, others), stored_labels[others], stored_images[others]
+        stored, stored_labels, stored_images = (
+            _rows(stored, others),
+            stored_labels[others],
+            stored_images[others],
+        )
         loss = self._loss_among(embeddings, labels[mine], stored, stored_labels)
         if self.training:
             # A faulty row spoils the loss of its own step; stored, it would spoil every step until it left.
