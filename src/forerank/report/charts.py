@@ -197,9 +197,7 @@ def bars(
     return _figure(title, parts, list(zip(groups, styles, strict=True)))
 
 
-def intervals(
-    title: str, rows: Sequence[Interval], *, value_format: Format = partial(percent, mark=False)
-) -> str:
+def intervals(title: str, rows: Sequence[Interval], *, value_format: Format = bare_percent) -> str:
     """Values as dots with their intervals as whiskers, one under another on a shared axis."""
     ends = [e for r in rows for e in (r.value, r.low, r.high) if e is not None]
     if not ends:
