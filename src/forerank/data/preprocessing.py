@@ -219,8 +219,7 @@ def evaluation_array(image: Image.Image, preprocessing: Views) -> NDArray[np.flo
         return np.concatenate([evaluation_array(image, part).ravel() for part in preprocessing.parts])
     p = preprocessing
     wide, high = p.resized(*image.size)
-    left, top = round((wide - p.size) / 2), round((high - p.size) / 2)
-    return normalise(_cut(image, p, wide, high, left, top), p)
+    return normalise(_cut(image, p, wide, high, *_central_corner(wide, high, p)), p)
 
 
 def training_view(image: Image.Image, preprocessing: Views, rng: Random) -> "torch.Tensor":
@@ -245,9 +244,34 @@ def training_view(image: Image.Image, preprocessing: Views, rng: Random) -> "tor
         view = image.crop(box).resize((p.size, p.size), INTERPOLATIONS[p.interpolation])
     else:
         wide, high = p.resized(*image.size)
-        left, top = rng.randrange(wide - p.size + 1), rng.randrange(high - p.size + 1)
-        view = _cut(image, p, wide, high, left, top)
+        view = _cut(image, p, wide, high, *_random_corner(wide, high, p, rng))
     return torch.from_numpy(normalise(view, p, mirror=rng.random() < p.flip))
+
+
+def _central_corner(wide: int, high: int, p: Preprocessing) -> tuple[int, int]:
+    return round((wide - p.size) / 2), round((high - p.size) / 2)
+
+
+def _random_corner(wide: int, high: int, p: Preprocessing, rng: Random) -> tuple[int, int]:
+    return rng.randrange(wide - p.size + 1), rng.randrange(high - p.size + 1)
+
+
+def cuts_without_resizing(shape: tuple[int, ...], p: Preprocessing) -> bool:
+    """Whether every view of a picture of this shape (H, W) is a part of its pixels as they are.
+
+    >>> cuts_without_resizing((36, 36), Preprocessing(size=32, resize=36))
+    True
+    """
+    high, wide = shape
+    return p.crop == "paper" and p.resized(wide, high) == (wide, high)
+
+
+def cut_pixels(pixels: NDArray[np.uint8], p: Preprocessing, rng: Random | None) -> NDArray[np.uint8]:
+    """The part of pixels (H, W, C) that `training_view`, or without `rng` `evaluation_view`, would take."""
+    high, wide = pixels.shape[:2]
+    left, top = _central_corner(wide, high, p) if rng is None else _random_corner(wide, high, p, rng)
+    view = pixels[top : top + p.size, left : left + p.size]
+    return view[:, ::-1] if rng is not None and rng.random() < p.flip else view
 
 
 def _cut(image: Image.Image, p: Preprocessing, wide: int, high: int, left: int, top: int) -> Image.Image:
@@ -284,15 +308,17 @@ def random_area(width: int, height: int, rng: Random) -> tuple[int, int, int, in
 
 
 def normalise(image: Image.Image, preprocessing: Preprocessing, mirror: bool = False) -> NDArray[np.float32]:
-    """Pixels (H, W[, C]) of 8 bits -> (C, H, W) float32 with mean and std taken off."""
+    """A picture of 8 bits -> (C, H, W) float32 with mean and std taken off."""
     pixels = np.asarray(image)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
-    if mirror:
-        pixels = pixels[:, ::-1]
+    return normalise_pixels(pixels[:, ::-1] if mirror else pixels, preprocessing)
+
+
+def normalise_pixels(pixels: NDArray[np.uint8], p: Preprocessing) -> NDArray[np.float32]:
+    """Pixels (..., H, W, C) of 8 bits -> (..., C, H, W) float32 with mean and std taken off."""
     # To CHW while still one byte per value: a quarter of the memory traffic of doing it in float.
-    planes = np.array(pixels.transpose(2, 0, 1), order="C").astype(np.float32)
-    p = preprocessing
+    planes = np.array(np.moveaxis(pixels, -1, -3), order="C").astype(np.float32)
     planes *= np.array([1 / (255 * std) for std in p.std], np.float32)[:, None, None]
     planes -= np.array([m / s for m, s in zip(p.mean, p.std, strict=True)], np.float32)[:, None, None]
     return planes
