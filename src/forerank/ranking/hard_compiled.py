@@ -15,6 +15,7 @@ from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forerank.console import say_if_slow
 from forerank.ranking import hard_blocks
 from forerank.ranking import hard_kernel as kernel
 from forerank.ranking import hard_screen as screen
@@ -129,8 +130,9 @@ def usable(*, quick: bool) -> bool:
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return False
     try:
-        for dtype in (np.float32, np.int16) if quick else (np.float32,):
-            kernel.prepare(dtype)
+        with say_if_slow("compiling the counting code for this processor: once, some seconds"):
+            for dtype in (np.float32, np.int16) if quick else (np.float32,):
+                kernel.prepare(dtype)
     except (OSError, EOFError, pickle.UnpicklingError, NumbaError):  # a full disk, a damaged cache
         return False
     return True
