@@ -14,6 +14,7 @@ that are not asynchronous.
 torch can be told of one such device per process, once: import this module by its own name, `pretend_device`.
 """
 
+import linecache
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +29,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+import forerank
+
 DEVICE = "pretend"
-PACKAGE = f"{Path('src', 'forerank')}/"
+PACKAGE = f"{Path(forerank.__file__).parent}/"
 aten = torch.ops.aten
 
 # Operators that may read both sides: copies, and indexing by tensors of the host.
@@ -62,6 +65,13 @@ class Wait:
 
     operator: str
     place: str  # the innermost line of the package: "ranking/soft.py:98 _normalise"
+
+    @property
+    def line(self) -> str:
+        """The source of that line, without its comment."""
+        file, _, rest = self.place.partition(":")
+        source = linecache.getline(str(Path(forerank.__file__).parent / file), int(rest.split(" ")[0]))
+        return source.partition("  #")[0].strip()
 
 
 _waits: list[Wait] = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this file is also run as a program
-from pretend_device import DEVICE
+from pretend_device import DEVICE, host_waits
 from torch import Tensor, nn
 
 from forerank.losses import CrossBatchMemory, create_loss
@@ -69,6 +69,24 @@ def test_labels_may_stay_on_the_host_and_vectors_may_be_extreme() -> None:
     spoiled = vectors(12, 0)
     spoiled[3, 2] = torch.nan
     assert create_loss("PNP-Dq")(spoiled.to(DEVICE), LABELS.to(DEVICE)).isnan().item()
+
+
+@pytest.mark.parametrize("name", loss_names())
+def test_a_loss_hardly_ever_makes_the_host_wait(name: str) -> None:
+    """Not at all if the labels are on the host; else once, for the labels; a memory bank once, for both."""
+    loss, batch = create_loss(name), vectors(12, 0).to(DEVICE).requires_grad_()
+    with host_waits() as waits:
+        loss(batch, LABELS).backward()
+    assert waits == []
+    on_device, ids = LABELS.to(DEVICE), IMAGES[0].to(DEVICE)
+    with host_waits() as waits:
+        loss(batch, on_device).backward()
+    assert [wait.place.split(" ")[1] for wait in waits] == ["_on_host"]
+    bank = CrossBatchMemory(loss, size=20).to(DEVICE)
+    bank(batch, on_device, ids=ids)
+    with host_waits() as waits:
+        bank(batch, on_device, ids=ids).backward()
+    assert [wait.place.partition(":")[0] for wait in waits] == ["losses/memory.py"]
 
 
 def test_gathered_by_two_processes(tmp_path: Path) -> None:
