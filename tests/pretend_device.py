@@ -1,10 +1,10 @@
 """An accelerator that exists only in this process, so that mistakes with devices show without a GPU.
 
-Its tensors hold a CPU tensor and run every operator on it. What a GPU refuses is refused here too: an operator
-that mixes a tensor of the device with a CPU tensor that has dimensions, and reading a tensor of the device
-as if it lay in the memory of the host. It has its own random generator, and it keeps a list of the moments at
-which the host would wait for a GPU: values that are read, results whose size depends on values, and copies
-that are not asynchronous.
+Its tensors hold a CPU tensor and run every operator on it. What a GPU refuses is refused here too: an
+operator that mixes a tensor of the device with a CPU tensor that has dimensions, and reading a tensor of the
+device as if it lay in the memory of the host. It has its own random generator, and it keeps a list of the
+moments at which the host would wait for a GPU: values that are read, results whose size depends on values, and
+copies that are not asynchronous.
 
     x = torch.ones(3, device="pretend")
     with host_waits() as waits:
@@ -260,7 +260,7 @@ def _register() -> list[torch.library.Library]:
 
 
 def _in_half_precision(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Autocast: a product of float32 tensors of the device is computed in the type that the block asks for."""
+    """Autocast: a product of float32 tensors is computed in the type that the block asks for."""
     dtype = torch.get_autocast_dtype(DEVICE)
 
     def cast(x: Any) -> Any:
