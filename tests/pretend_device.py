@@ -3,7 +3,7 @@
 Its tensors hold a CPU tensor and run every operator on it. What a GPU refuses is refused here too: an
 operator that mixes a tensor of the device with a CPU tensor that has dimensions, and reading a tensor of the
 device as if it lay in the memory of the host. It has its own random generator, and it keeps a list of the
-moments at which the host would wait for a GPU: values that are read, results whose size depends on values, and
+moments at which the host would wait for a GPU: values that are read, results whose size is a value, and
 copies that are not asynchronous.
 
     x = torch.ones(3, device="pretend")

@@ -37,13 +37,13 @@ def test_an_accelerator_that_works(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_accelerator_that_computes_wrongly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sigmoids that are a little too large spoil the losses; evaluation uses none and stays right."""
+    """Sigmoids that are too large spoil the losses; evaluation uses none and stays right."""
     real = pretend_device._run
 
     def faulty(func: Any, args: Any, kwargs: Any) -> Any:
         result = real(func, args, kwargs)
         if func is torch.ops.aten.sigmoid_.default:
-            args[0].held.mul_(1.01)
+            args[0].held.mul_(1.3)
         return result
 
     monkeypatch.setattr(pretend_device, "_run", faulty)
@@ -54,7 +54,7 @@ def test_an_accelerator_that_computes_wrongly(
     assert "differs from the CPU by" in lines["losses"]
     assert OK in lines["evaluation"]
     assert FAILED in lines["training step, fp32"]
-    assert text.strip().endswith("Failed: losses, training step, fp32.")
+    assert text.strip().splitlines()[-1].startswith("Failed: losses, training step, fp32")
 
 
 def test_the_cpu_with_two_processes() -> None:
