@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-from pretend_device import DEVICE
 
 from forerank.models import Retriever
 from forerank.search import Index, build_index
+from pretend_device import DEVICE
 
 
 def test_vectors_and_answers_equal_the_cpu(tmp_path: Path, model_folder: Path, image_folder: Path) -> None:

@@ -82,11 +82,11 @@ class CrossBatchMemory(nn.Module):
         if indices_tuple is not None:
             raise InputError("a bank ranks all positives against all negatives: indices_tuple must be None.")
         labels, _ = check_batch(embeddings, labels, None, None)
-        labels = integer_labels(labels, embeddings.device, "in a memory bank")
+        codes = integer_labels(labels, embeddings.device, "in a memory bank")
         images = self._images(ids, embeddings)
         fresh, mine = embeddings.detach(), slice(None)
         if isinstance(self.loss, RankingLoss) and self.loss.gather and world_size() > 1:
-            (fresh, mine), (labels, _), (images, _) = map(gather_rows, (fresh, labels, images))
+            (fresh, mine), (codes, _), (images, _) = map(gather_rows, (fresh, codes, images))
         stored, stored_labels, stored_images = (x.to(embeddings.device) for x in self._buffers_now())
         if len(stored) and stored.shape[1] != embeddings.shape[1]:
             raise InputError(
@@ -94,10 +94,9 @@ class CrossBatchMemory(nn.Module):
             )
         # Which rows stay and which are added is decided on the host, after a single copy from the device.
         finite = fresh.isfinite().all(1).to(torch.int64)
-        facts = (labels, images, finite, stored_labels, stored_images)
-        labels, images, finite, stored_labels, stored_images = (
-            torch.cat(facts).cpu().split([len(fact) for fact in facts])
-        )
+        facts = (codes, images, finite, stored_labels, stored_images)
+        on_host = torch.cat(facts).cpu()
+        codes, images, finite, stored_labels, stored_images = torch.split(on_host, [len(x) for x in facts])
         if ids is not None and bool((images[mine] < 0).any()):
             raise InputError("ids must not be negative: they say which image a row is, counted from 0.")
         others = (~torch.isin(stored_images, images) | (stored_images == NO_IMAGE)).nonzero()[:, 0]
@@ -106,13 +105,13 @@ class CrossBatchMemory(nn.Module):
             stored_labels[others],
             stored_images[others],
         )
-        loss = self._loss_among(embeddings, labels[mine], stored, stored_labels)
+        loss = self._loss_among(embeddings, codes[mine], stored, stored_labels)
         if self.training:
             # A faulty row spoils the loss of its own step; stored, it would spoil every step until it left.
             sound = (_last_of_each(images) & finite.bool()).nonzero()[:, 0]
             fresh = _rows(fresh, sound)
             self.embeddings = torch.cat([stored, fresh] if len(stored) else [fresh])[-self.size :]
-            pairs = ((stored_labels, labels[sound]), (stored_images, images[sound]))
+            pairs = ((stored_labels, codes[sound]), (stored_images, images[sound]))
             self.labels, self.ids = (
                 torch.cat(pair)[-self.size :].to(embeddings.device, non_blocking=True) for pair in pairs
             )

@@ -77,10 +77,13 @@ class ClassColumns:
         rows = rows[torch.argsort(numbers[rows], descending=True, stable=True)]
         rows = rows[eligible[rows]]
         in_order = torch.equal(rows, torch.arange(len(rows), device=rows.device))
-        parts = (rows, sizes[rows], starts[rows], skipped[rows], order)
-        rows, *columns, order = (part.to(device, non_blocking=True) for part in parts)
+        of_rows: list[int] = numbers[rows].tolist()
         skips = own_columns is not None and not count_self
-        return cls(rows, numbers[parts[0]].tolist(), *columns, order, skips, in_order, total)
+        rows, sizes, starts, skipped, order = (
+            part.to(device, non_blocking=True)
+            for part in (rows, sizes[rows], starts[rows], skipped[rows], order)
+        )
+        return cls(rows, of_rows, sizes, starts, skipped, order, skips, in_order, total)
 
     def of_queries(self, first: int, last: int) -> QueryChunk:
         """The columns of queries `first` to `last` (exclusive) of `rows`."""

@@ -63,7 +63,8 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         InterruptedRun: a signal asked to stop; the run is saved.
     """
     device = choose_device(recipe.device)
-    with joined(device) as processes, Interruption() as interruption, ExitStack() as opened:
+    resume = "the last checkpoint is intact and the same command resumes from it"
+    with joined(device, resume) as processes, Interruption() as interruption, ExitStack() as opened:
         try:
             with interruption.at_once():
                 recipe = with_begun_batch(recipe, run, processes.count)

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from forerank.errors import InputError
 from forerank.machine import choose_device
 from forerank.metrics import Evaluation
@@ -13,7 +11,7 @@ from forerank.training.assemble import encode, open_inputs
 from forerank.training.checkpoint import BEST
 from forerank.training.measure import Embedded, embed, measure
 from forerank.training.prepare import open_parts
-from forerank.training.processes import Processes, joined
+from forerank.training.processes import joined
 from forerank.training.recipe import Recipe, load_recipe
 from forerank.training.record import RECIPE, is_run
 
@@ -38,9 +36,10 @@ def evaluate_run(run: Path, split: str = "test", *, by_category: bool = False, *
 
     `options` of `evaluate` (ks, nmi, ties, ...) replace what the recipe says.
     """
-    embedded, recipe = embed_run(run, split)
-    if by_category and embedded.table.category is None:
-        raise InputError(f"--by-category needs data with categories, and {embedded.table.name} has none")
-    options.setdefault("metrics", None)  # the usual ones, whatever chose the checkpoint
-    options["categories"] = embedded.table.category if by_category else None
-    return measure(embedded, recipe, Processes(0, 1, torch.device("cpu")), full=True, **options)
+    with joined(choose_device()) as processes:
+        embedded, recipe = embed_run(run, split)
+        if by_category and embedded.table.category is None:
+            raise InputError(f"--by-category needs data with categories, and {embedded.table.name} has none")
+        options.setdefault("metrics", None)  # the usual ones, whatever chose the checkpoint
+        options["categories"] = embedded.table.category if by_category else None
+        return measure(embedded, recipe, processes, full=True, **options)
