@@ -74,7 +74,16 @@ class IndexAnswer(BaseModel):
     dense: bool = Field(description="whether ids are 0, 1, 2, ... without gaps")
     approximate: bool
     threshold: float | None
+    map: bool = Field(description="whether there is a map: /api/map")
     precision: str | None = Field(description="what the threshold promises, if the index is calibrated")
+
+
+class MapAnswer(BaseModel):
+    """The map of the collection; the places themselves are at /api/map/points."""
+
+    points: int = Field(description="images on the map")
+    missing: int = Field(description="images that came after the map was made")
+    labels: list[str] = Field(description="label of each code; empty where the label is not known")
 
 
 class PenaltyAnswer(BaseModel):
