@@ -18,7 +18,7 @@ from forerank.errors import ForerankError, InputError
 from forerank.losses import loss_names
 from forerank.search.index import Index
 from forerank.search.rows import LARGEST_ID, Row
-from forerank.web.answers import GalleryAnswer, IndexAnswer, PenaltiesAnswer, RowAnswer
+from forerank.web.answers import GalleryAnswer, IndexAnswer, PenaltiesAnswer, RowAnswer, ThresholdAnswer
 from forerank.web.examples import ExampleVectors
 from forerank.web.guard import Guard
 from forerank.web.kept_uploads import KeptUploads
@@ -98,9 +98,18 @@ def create_app(
             dense=index.engine.abilities.dense_ids,
             approximate=bool(index.meta.get("approximate")),
             threshold=index.threshold,
+            calibrated=bool((stored or {}).get("curve")),
             map=maps.exists(),
             precision=promise,
         )
+
+    @app.get("/api/threshold", responses=REFUSALS)
+    def threshold() -> ThresholdAnswer:
+        """Precision against answered share for every threshold, as `forerank calibrate` measured it."""
+        stored = index.meta.get("threshold") or {}
+        if not stored.get("curve"):
+            raise HTTPException(404, "this index is not calibrated: run forerank calibrate INDEX")
+        return ThresholdAnswer.model_validate(stored)
 
     @app.get("/api/gallery", responses=REFUSALS)
     def gallery(
