@@ -13,6 +13,7 @@ EXTRAS = {
     "fastapi": "web",
     "uvicorn": "web",
     "jinja2": "web",
+    "umap": "map",
     "pymilvus": "milvus",
     "milvus_lite": "milvus",
     "timm": "timm",

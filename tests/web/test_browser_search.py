@@ -245,3 +245,39 @@ def test_the_page_works_below_another_path(open_page, shop, picture):
     page.close()
     server.should_exit = True
     thread.join(10)
+
+
+def test_a_slider_over_the_thresholds(open_page, serving, shapes_index, retriever, tmp_path, photograph):
+    """The curve comes from the index; the slider tells what a threshold gives and never promises 100%."""
+    import shutil
+
+    from forerank.search import Index
+
+    shutil.copytree(shapes_index, tmp_path / "calibrated")
+    index = Index.open(tmp_path / "calibrated", model=retriever)
+    curve = [
+        {"similarity": 0.95 - i / 100, "precision": 1 - (i / 60) ** 2, "answered": (i + 1) / 40}
+        for i in range(40)
+    ]
+    index.store_threshold(
+        {"similarity": 0.75, "precision": 0.9, "low": 0.8, "high": 1.0, "absent": 0.5, "queries": 80}
+        | {"classes": 16, "curve": curve}
+    )
+    with serving(index, title="Shapes") as site:
+        page = open_page(f"{site}/?like=3")
+        answered(page)
+        assert "100" not in page.inner_text("#about")
+        page.click("#to-threshold")
+        page.wait_for_selector("#threshold-slider")
+        assert page.evaluate("document.activeElement.id") == "threshold-slider"
+        told = page.inner_text("#threshold-told")
+        assert told.startswith("From similarity 0.750 on, 53% of the questions are answered and 89%")
+        photograph(page, "search-threshold")
+        page.keyboard.press("Home")
+        highest = page.inner_text("#threshold-told")
+        assert "over 99% of the answers are right" in highest
+        assert "100%" not in highest
+        faint = page.locator(".tile.faint").count()
+        page.keyboard.press("End")
+        assert page.locator(".tile.faint").count() < faint
+        page.close()

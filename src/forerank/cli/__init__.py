@@ -41,6 +41,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("forerank.cli.export:export", "Write a model as ONNX, checked against torch."),
     "index": ("forerank.cli.index:index", "Embed images into an index that can be searched."),
     "losses": ("forerank.cli.losses:app", "List or describe the losses; plot one from its derivative."),
+    "map": ("forerank.cli.map:draw_map", "Lay out an index as a map that its search page shows."),
     "methods": ("forerank.cli.methods:methods", "List the methods to train with: paper and deviations."),
     "models": ("forerank.cli.models:app", "List the backbones and their names."),
     "paper": (

@@ -154,6 +154,9 @@ class FolderEngine:
         folder = self._open().folder / "model"
         return folder if folder.is_dir() else None
 
+    def map_file(self) -> Path | None:
+        return self.folder / "map.npz"  # beside the generations: it outlives them
+
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()

@@ -175,6 +175,9 @@ class MilvusEngine:
     def model_folder(self) -> Path | None:
         return None  # the meta data names the model; a copy does not fit in here
 
+    def map_file(self) -> Path | None:
+        return None
+
     def close(self) -> None:
         self._connection.close()
 

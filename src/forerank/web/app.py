@@ -18,10 +18,11 @@ from forerank.errors import ForerankError, InputError
 from forerank.losses import loss_names
 from forerank.search.index import Index
 from forerank.search.rows import LARGEST_ID, Row
-from forerank.web.answers import GalleryAnswer, IndexAnswer, PenaltiesAnswer, RowAnswer
+from forerank.web.answers import GalleryAnswer, IndexAnswer, PenaltiesAnswer, RowAnswer, ThresholdAnswer
 from forerank.web.examples import ExampleVectors
 from forerank.web.guard import Guard
 from forerank.web.kept_uploads import KeptUploads
+from forerank.web.map_routes import add_map_routes
 from forerank.web.penalties import penalties_of
 from forerank.web.pictures import Pictures
 from forerank.web.search_routes import REFUSALS, Conditions, RowId, Text, add_search_routes
@@ -97,8 +98,18 @@ def create_app(
             dense=index.engine.abilities.dense_ids,
             approximate=bool(index.meta.get("approximate")),
             threshold=index.threshold,
+            calibrated=bool((stored or {}).get("curve")),
+            map=maps.exists(),
             precision=promise,
         )
+
+    @app.get("/api/threshold", responses=REFUSALS)
+    def threshold() -> ThresholdAnswer:
+        """Precision against answered share for every threshold, as `forerank calibrate` measured it."""
+        stored = index.meta.get("threshold") or {}
+        if not stored.get("curve"):
+            raise HTTPException(404, "this index is not calibrated: run forerank calibrate INDEX")
+        return ThresholdAnswer.model_validate(stored)
 
     @app.get("/api/gallery", responses=REFUSALS)
     def gallery(
@@ -124,7 +135,18 @@ def create_app(
         index.filter([f"{column}="])  # refuses a column that does not exist
         return index.engine.values(column, text, limit)
 
+    maps = add_map_routes(app, index)
     add_search_routes(app, index, vectors, uploads, kept, for_uploads, limits)
+
+    @app.get("/api/rows", responses=REFUSALS)
+    def several_rows(
+        number: Annotated[list[int], Query(alias="id", min_length=1, max_length=limits.page)],
+    ) -> list[RowAnswer]:
+        """Several indexed images, in the order of their ids in the request."""
+        try:
+            return [_row_answer(row) for row in index.engine.rows(number)]
+        except (KeyError, OverflowError):
+            raise HTTPException(404, "the index does not have all of these rows") from None
 
     @app.get("/api/rows/{number}", responses=REFUSALS)
     def row(number: RowId) -> RowAnswer:
