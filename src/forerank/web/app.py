@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from forerank import __version__
 from forerank.errors import ForerankError, InputError
 from forerank.losses import loss_names
+from forerank.search.calibration import promise
 from forerank.search.index import Index
 from forerank.search.rows import LARGEST_ID, Row
 from forerank.web.answers import GalleryAnswer, IndexAnswer, PenaltiesAnswer, RowAnswer
@@ -82,11 +83,7 @@ def create_app(
     def about() -> IndexAnswer:
         """What the index is: how many images, which model, which threshold."""
         stored = index.meta.get("threshold")
-        promise = (
-            None
-            if stored is None
-            else f"{stored['precision']:.1%} right ({stored['low']:.1%} to {stored['high']:.1%})"
-        )
+        promised = None if stored is None or "low" not in stored else promise(stored)
         return IndexAnswer(
             title=name,
             images=len(index),
@@ -97,7 +94,7 @@ def create_app(
             dense=index.engine.abilities.dense_ids,
             approximate=bool(index.meta.get("approximate")),
             threshold=index.threshold,
-            precision=promise,
+            precision=promised,
         )
 
     @app.get("/api/gallery", responses=REFUSALS)
