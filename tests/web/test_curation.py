@@ -2,14 +2,17 @@
 
 import http.client
 import json
+import os
 import shutil
 import socket
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from forerank.data import open_table
 from forerank.search.corrections import Corrections
@@ -148,6 +151,16 @@ def open_page(browser):
     assert complaints == []
 
 
+def photograph(page, name):
+    """Keep a picture for the documentation, if asked to."""
+    if os.environ.get("FORERANK_SCREENSHOTS"):
+        file = Path(__file__).parents[2] / "docs" / "images" / f"{name}.png"
+        page.wait_for_load_state("networkidle")
+        page.screenshot(path=file)
+        with Image.open(file) as taken:
+            taken.convert("RGB").quantize(200).save(file, optimize=True)
+
+
 @pytest.mark.browser
 def test_labels_by_keyboard_then_a_new_browser_goes_on(open_page, open_curation, curation, tmp_path):
     first, second = curation.suspects[0], curation.suspects[1]
@@ -159,6 +172,7 @@ def test_labels_by_keyboard_then_a_new_browser_goes_on(open_page, open_curation,
         assert page.inner_text("#suspect-label") == labels[first.row]
         assert page.inner_text("#suspect-suggestion") == first.suggestion
         assert page.locator("#suspect-own img").count() == len(first.own)
+        photograph(page, "curation-labels")
         page.keyboard.press("c")
         page.wait_for_function(f"() => document.getElementById('suspect').dataset.row === '{second.row}'")
         page.keyboard.press("ArrowLeft")
@@ -208,6 +222,7 @@ def test_duplicates_are_moved_after_a_dry_run_and_put_back(open_page, open_curat
         page.click("#tab-copies")
         group = page.locator("#copy-groups .group").first
         assert "leakage" in group.inner_text()
+        photograph(page, "curation-duplicates")
         assert "the same bytes" in group.inner_text()
         copy = group.locator(".tile", has_text="copy.jpg")
         copy.get_by_role("button", name="Remove").click()
@@ -243,6 +258,7 @@ def test_classes_sort_and_open_their_pictures(open_page, open_curation, curation
         names.first.get_by_role("button").click()
         page.wait_for_selector("#class-pictures:not([hidden])")
         assert page.locator("#class-shots .tile").count() == 5
+        photograph(page, "curation-classes")
         page.locator("#class-shots .shot").first.click()
         page.wait_for_selector("#closer[open]")
         page.wait_for_function("() => document.getElementById('closer-image').naturalWidth > 0")

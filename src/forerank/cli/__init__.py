@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 VERBS: dict[str, tuple[str, str]] = {
     "audit": (
         "forerank.cli.audit:audit",
-        "Look for wrong labels, classes with several centres, confusing pairs.",
+        "Look for wrong labels, copies and unusual pictures; correct them on a page.",
     ),
     "calibrate": (
         "forerank.cli.calibrate:calibrate",
         "Choose the similarity above which a match is trusted.",
+    ),
+    "compare": (
+        "forerank.cli.compare:compare",
+        "Compare finished runs: tables, curves, paired differences with intervals.",
     ),
     "data": ("forerank.cli.data:app", "Data sets: list them, show one, check every image, download, export."),
     "demo": (
