@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 from forerank.data import open_table
+from forerank.search import Index, build_index
 from forerank.search.corrections import Corrections
-from forerank.search.curation import curate
+from forerank.search.curation import curate, curate_index
 from forerank.web.curation import create_curation_app
 
 
@@ -286,3 +287,29 @@ def test_pictures_of_every_row_can_be_shown(open_curation, curation):
     with open_curation() as site:
         for row in rows:
             assert call(site, "GET", f"/images/{row}")[1][:2] == b"\xff\xd8"
+
+
+@pytest.mark.browser
+def test_an_index_has_duplicates_and_pictures_but_no_labels(browser, shapes, retriever, tmp_path):
+    folder = tmp_path / "loose"
+    folder.mkdir()
+    for i, file in enumerate(sorted(shapes.rglob("*.jpg"))[:12]):
+        shutil.copy(file, folder / f"{i}.jpg")
+    shutil.copy(folder / "3.jpg", folder / "copy.jpg")
+    build_index(retriever, folder, tmp_path / "index")
+    found = curate_index(Index.open(tmp_path / "index", model=retriever))
+    assert [sorted(found.table.path[list(group.rows)]) for group in found.copies if group.identical] == [
+        ["3.jpg", "copy.jpg"]
+    ]
+    corrections = Corrections(tmp_path / "out" / "corrections.jsonl", found.table, "m")
+    with _served(create_curation_app(found, corrections, tmp_path / "out", "Duplicates")) as site:
+        page = browser.new_page()
+        page.goto(site)
+        page.wait_for_selector("#copies:not([hidden]) .group")
+        assert page.is_hidden("#tab-labels")
+        page.keyboard.press("1")
+        assert page.is_visible("#copies")
+        page.focus("#tab-copies")
+        page.keyboard.press("ArrowLeft")
+        assert page.is_visible("#finish")
+        page.close()

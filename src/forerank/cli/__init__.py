@@ -36,7 +36,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "forerank.cli.doctor:doctor",
         "Show what this machine has, what is missing and how to get it.",
     ),
-    "duplicates": ("forerank.cli.duplicates:duplicates", "List near-identical images of an index."),
+    "duplicates": (
+        "forerank.cli.duplicates:duplicates",
+        "List near-identical images of an index, or look at them on a page.",
+    ),
     "embed": ("forerank.cli.embed:embed", "Turn pictures into vectors with a run, a model or a backbone."),
     "evaluate": (
         "forerank.cli.evaluate:evaluate",

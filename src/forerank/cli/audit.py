@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from forerank.console import print_json, say
-from forerank.errors import InputError
+from forerank.errors import InputError, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,8 +84,8 @@ def audit(
 
     if spoil is not None and not 0 < spoil < 1:
         raise InputError(f"--spoil is a share of the labels, between 0 and 1, not {spoil}")
-    if not 0 <= port <= 65535:
-        raise InputError(f"a port is a number from 0 to 65535, not {port}")
+    if serve:
+        check_page(port)
     if serve and (spoil is not None or json):
         raise InputError("--serve opens a page: leave out --spoil and --json")
     run = Path(source).expanduser()
@@ -101,12 +101,9 @@ def audit(
     else:
         (table, vectors, identity), truth = _images(source, model), None
     if serve:
-        from forerank.errors import require
         from forerank.search.corrections import Corrections
         from forerank.web.curation_serving import serve_curation
 
-        for module in ("fastapi", "uvicorn", "jinja2"):
-            require(module)
         # Opened first: a corrections file of another run is refused before anything is computed.
         corrections = Corrections(folder / "corrections.jsonl", table, identity)
         found = curate(
@@ -154,6 +151,14 @@ def audit(
         print(checked)
     how = f"; correct them: forerank audit {source} --serve" if spoil is None else ""
     say(f"look at them: {page}{how}")
+
+
+def check_page(port: int) -> None:
+    """Refuse a port that is none, and say which packages a page needs."""
+    if not 0 <= port <= 65535:
+        raise InputError(f"a port is a number from 0 to 65535, not {port}")
+    for module in ("fastapi", "uvicorn", "jinja2"):
+        require(module)
 
 
 def _about_pictures(numbers: dict[str, Any], listed: int = 3) -> list[str]:

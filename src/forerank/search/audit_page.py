@@ -11,7 +11,7 @@ from forerank.data.table import BOX_COLUMNS
 from forerank.files import write_atomically
 from forerank.report.shell import html_page
 from forerank.report.thumbnails import MOST_BYTES, Thumbnails
-from forerank.search.curation import Curation
+from forerank.search.curation import LabelledCuration
 from forerank.search.label_audit import Audit, AuditScore
 from forerank.search.picture_quality import RULES
 
@@ -64,7 +64,7 @@ def write_csv(found: Audit, path: Path) -> None:
 
 
 def write_page(
-    curation: Curation, path: Path, *, title: str, checked: AuditScore | None = None, shown: int = 100
+    curation: LabelledCuration, path: Path, *, title: str, checked: AuditScore | None = None, shown: int = 100
 ) -> None:
     """One self-contained HTML file: labels worth a look (at most `shown`), unusual pictures, split classes,
     confused pairs."""
@@ -132,7 +132,7 @@ def _suspects(found: Audit, picture: Thumbnails, shown: int) -> str:
     return _section("Labels worth a look", under, rows, "None: every image stands near its own class.")
 
 
-def _unusual(curation: Curation, picture: Thumbnails, shown: int = 8) -> str:
+def _unusual(curation: LabelledCuration, picture: Thumbnails, shown: int = 8) -> str:
     rows, table = [], curation.table
     for kind in dict.fromkeys(issue.kind for issue in curation.issues):
         some = [issue for issue in curation.issues if issue.kind == kind]

@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from forerank.data import Table
+from forerank.errors import InputError
 from forerank.search.audit_claim import Claim, expected_wrong
 from forerank.search.class_figures import ClassFigures, class_figures
-from forerank.search.duplicates import near_copies
+from forerank.search.duplicates import find_duplicates, near_copies
+from forerank.search.index import Index
 from forerank.search.label_audit import Audit, Ints, audit
 from forerank.search.picture_quality import Measured, PictureIssue, find_issues, measure_pictures
 from forerank.search.rows import hash_file
@@ -23,7 +25,7 @@ class CopyGroup:
     """Near-identical pictures. `leaks` where some are in training and others are tested on."""
 
     rows: tuple[int, ...]
-    correlation: float  # of small versions of the pictures, the weakest link
+    correlation: float  # the weakest link: of small versions of the pictures, or of an index's vectors
     identical: bool  # the same bytes throughout
     leaks: bool
 
@@ -42,20 +44,32 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Curation:
-    """A collection and what is worth a look in it; rows are those of `table`."""
+    """A collection and the pictures worth a look in it; rows are those of `table`."""
 
     table: Table
+    copies: tuple[CopyGroup, ...]
+    issues: tuple[PictureIssue, ...]
+
+    def __str__(self) -> str:
+        return f"{len(self.copies):,} groups of near-identical pictures among {len(self.table):,}"
+
+
+@dataclass(frozen=True)
+class LabelledCuration(Curation):
+    """Also the labels and classes worth a look."""
+
     labels: Audit
     claim: Claim
     suspects: tuple[Suspect, ...]
-    copies: tuple[CopyGroup, ...]
-    issues: tuple[PictureIssue, ...]
     classes: tuple[ClassFigures, ...]
+
+    def __str__(self) -> str:
+        return str(self.claim)
 
 
 def curate(
     table: Table, vectors: Floats32, *, audited: str = "all", limit: float = 0.1, similarity: float = 0.95
-) -> Curation:
+) -> LabelledCuration:
     """Look at labels, copies, pictures and classes of a collection.
 
     Args:
@@ -74,7 +88,7 @@ def curate(
     claim = expected_wrong(labels, vectors[rows], limit=limit)
     measured = measure_pictures(table)
     usable = np.flatnonzero(readable)
-    return Curation(
+    return LabelledCuration(
         table=table,
         labels=labels,
         claim=claim,
@@ -85,6 +99,39 @@ def curate(
         issues=tuple(find_issues(vectors, measured)),
         classes=tuple(class_figures(vectors[usable], table.where(usable))),
     )
+
+
+def curate_index(index: Index, similarity: float = 0.98) -> Curation:
+    """Near-identical and unusual pictures of an index; an image without a label is called "unlabelled"."""
+    rows, parts = [], []
+    for part, vectors in index.engine.scan():
+        rows += part
+        parts.append(vectors)
+    if not rows:
+        raise InputError(f"{index.engine.address} is empty: there is nothing to look at.")
+    table = Table(
+        np.array([row.path for row in rows]),
+        np.array([row.label or "unlabelled" for row in rows]),
+        np.full(len(rows), "train"),
+        root=index.root,
+        name=str(index.engine.address),
+    )
+    measured = measure_pictures(table)
+    place = {row.id: i for i, row in enumerate(rows)}
+    copies = [
+        CopyGroup(
+            rows=tuple(
+                sorted(
+                    (place[row.id] for row in group.rows), key=lambda i: (-np.nan_to_num(measured.side[i]), i)
+                )
+            ),
+            correlation=group.lowest,
+            identical=group.identical,
+            leaks=False,
+        )
+        for group in find_duplicates(index.engine, similarity)
+    ]
+    return Curation(table, tuple(copies), tuple(find_issues(np.concatenate(parts), measured)))
 
 
 def _suspect(labels: Audit, i: int, rows: Ints, unit: Floats32, shown: int = 4) -> Suspect:
@@ -131,7 +178,7 @@ def _content(file: Path) -> str:
     return hash_file(file)[0]
 
 
-def summary(curation: Curation) -> dict[str, Any]:
+def summary(curation: LabelledCuration) -> dict[str, Any]:
     """The numbers and paths of a curation as plain values, for JSON.
 
     The issues are listed by kind; copies with whether they leak from training into the test.

@@ -24,7 +24,7 @@ from forerank import __version__
 from forerank.data import BadImageError, read_image
 from forerank.errors import ForerankError, InputError
 from forerank.search.corrections import Corrections, Move
-from forerank.search.curation import Curation
+from forerank.search.curation import Curation, LabelledCuration
 from forerank.search.picture_quality import RULES
 from forerank.web.guard import Guard
 
@@ -60,6 +60,7 @@ def create_curation_app(curation: Curation, corrections: Corrections, output: Pa
     """The page of a curation; decisions go to `corrections`, files to `output`."""
     table = curation.table
     labels, paths, splits = table.label.tolist(), table.path.tolist(), table.split.tolist()
+    looked = curation if isinstance(curation, LabelledCuration) else None
     deciding = threading.Lock()  # one journal, several threads
 
     @asynccontextmanager
@@ -117,8 +118,9 @@ def create_curation_app(curation: Curation, corrections: Corrections, output: Pa
         return {
             "title": title,
             "images": len(table),
-            "claim": str(curation.claim),
-            "basis": curation.claim.basis() + "." if curation.claim.shown else "",
+            "labelled": looked is not None,
+            "claim": str(curation),
+            "basis": looked.claim.basis() + "." if looked is not None and looked.claim.shown else "",
             "suspects": [
                 {
                     **told(suspect.row),
@@ -128,7 +130,7 @@ def create_curation_app(curation: Curation, corrections: Corrections, output: Pa
                     "own": [told(row) for row in suspect.own],
                     "other": [told(row) for row in suspect.other],
                 }
-                for suspect in curation.suspects
+                for suspect in (looked.suspects if looked else ())
             ],
             "copies": [
                 {
@@ -151,7 +153,7 @@ def create_curation_app(curation: Curation, corrections: Corrections, output: Pa
                     "recall": one.recall,
                     "confusions": [{"label": label, "images": count} for label, count in one.confusions],
                 }
-                for one in curation.classes
+                for one in (looked.classes if looked else ())
             ],
             "labels": table.classes.tolist(),
             **state(),

@@ -32,4 +32,4 @@ def serve_curation(
     with contextlib.suppress(KeyboardInterrupt):  # the way to end it
         server.run(sockets=[listening])
     if (output / CORRECTED).exists():
-        say(f"train with the corrections: forerank train {output / CORRECTED}")
+        say(f"the table as decided, to train on next: forerank train {output / CORRECTED}")

@@ -142,6 +142,7 @@ function group(title, words, tiles) {
 
 function build() {
   $("claim").textContent = collection.claim.charAt(0).toUpperCase() + collection.claim.slice(1) + ".";
+  if (!collection.labelled) for (const view of ["labels", "classes"]) $(`tab-${view}`).hidden = true;
   $("basis").textContent = collection.basis;
   $("known-labels").replaceChildren(...collection.labels.map((label) => { const option = make("option"); option.value = label; return option; }));
   const counts = { labels: collection.suspects.length, copies: collection.copies.length, issues: collection.issues.length, classes: collection.classes.length };
@@ -150,7 +151,7 @@ function build() {
     const labels = new Set(one.rows.map((item) => item.label));
     const title = make("h3", "", `${one.rows.length} pictures, ${one.identical ? "the same bytes" : `correlation from ${one.correlation}`} `);
     if (one.leaks) title.append(make("span", "leak", "leakage: in training and in the test"));
-    const words = labels.size > 1 ? `Labelled ${[...labels].join(" and ")}: one of these labels must be wrong.` : "";
+    const words = labels.size > 1 ? `Labelled ${[...labels].join(" and ")}: if they show the same thing, one of these labels is wrong.` : "";
     return group(title, words, one.rows.map((item) => tile(item, `${item.label} · ${item.split} · ${item.path}`)));
   }));
   if (!collection.copies.length) $("copy-groups").append(make("p", "card", "No near-identical pictures."));
@@ -277,11 +278,15 @@ document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") event.target.blur();
     return;
   }
-  if (event.key >= "1" && event.key <= "5") return show(VIEWS[event.key - 1]);
+  if (event.key >= "1" && event.key <= "5") {
+    const view = VIEWS[event.key - 1];
+    return $(`tab-${view}`).hidden ? undefined : show(view);
+  }
   const inTabs = event.target.matches("[role=tab]");
   if (inTabs && (event.key === "ArrowRight" || event.key === "ArrowLeft")) {
     const step = event.key === "ArrowRight" ? 1 : VIEWS.length - 1;
-    const view = VIEWS[(VIEWS.indexOf(current()) + step) % VIEWS.length];
+    let view = current();
+    do view = VIEWS[(VIEWS.indexOf(view) + step) % VIEWS.length]; while ($(`tab-${view}`).hidden);
     show(view);
     return $(`tab-${view}`).focus();
   }
@@ -300,5 +305,6 @@ ask("/api/collection").then((answer) => {
   place = Math.max(0, open);
   build();
   refresh();
-  show(VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "labels");
+  const wanted = location.hash.slice(1);
+  show(VIEWS.includes(wanted) && !$(`tab-${wanted}`).hidden ? wanted : collection.labelled ? "labels" : "copies");
 }).catch(complain);
