@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 VERBS: dict[str, tuple[str, str]] = {
     "audit": (
         "forerank.cli.audit:audit",
-        "Look for wrong labels, classes with several centres, confusing pairs.",
+        "Look for wrong labels, copies and unusual pictures; correct them on a page.",
     ),
     "calibrate": (
         "forerank.cli.calibrate:calibrate",
         "Choose the similarity above which a match is trusted.",
+    ),
+    "compare": (
+        "forerank.cli.compare:compare",
+        "Compare finished runs: tables, curves, paired differences with intervals.",
     ),
     "data": ("forerank.cli.data:app", "Data sets: list them, show one, check every image, download, export."),
     "demo": (
@@ -32,7 +36,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "forerank.cli.doctor:doctor",
         "Show what this machine has, what is missing and how to get it.",
     ),
-    "duplicates": ("forerank.cli.duplicates:duplicates", "List near-identical images of an index."),
+    "duplicates": (
+        "forerank.cli.duplicates:duplicates",
+        "List near-identical images of an index, or look at them on a page.",
+    ),
     "embed": ("forerank.cli.embed:embed", "Turn pictures into vectors with a run, a model or a backbone."),
     "evaluate": (
         "forerank.cli.evaluate:evaluate",

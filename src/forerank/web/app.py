@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from forerank import __version__
 from forerank.errors import ForerankError, InputError
 from forerank.losses import loss_names
+from forerank.search.calibration import promise
 from forerank.search.index import Index
 from forerank.search.rows import LARGEST_ID, Row
 from forerank.web.answers import GalleryAnswer, IndexAnswer, PenaltiesAnswer, RowAnswer, ThresholdAnswer
@@ -83,11 +84,7 @@ def create_app(
     def about() -> IndexAnswer:
         """What the index is: how many images, which model, which threshold."""
         stored = index.meta.get("threshold")
-        promise = (
-            None
-            if stored is None
-            else f"{stored['precision']:.1%} right ({stored['low']:.1%} to {stored['high']:.1%})"
-        )
+        promised = None if stored is None or "low" not in stored else promise(stored)
         return IndexAnswer(
             title=name,
             images=len(index),
@@ -100,7 +97,7 @@ def create_app(
             threshold=index.threshold,
             calibrated=bool((stored or {}).get("curve")),
             map=maps.exists(),
-            precision=promise,
+            precision=promised,
         )
 
     @app.get("/api/threshold", responses=REFUSALS)
