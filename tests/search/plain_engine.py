@@ -56,9 +56,10 @@ class PlainEngine:
     def page(self, after=-1, limit=60, where=EVERYTHING):
         return [row for row in self.place["rows"] if row.id > after and where.accepts(row)][:limit]
 
-    def labels(self, text="", limit=50):
-        labels = {row.label for row in self.place["rows"] if row.label}
-        return sorted(label for label in labels if text.casefold() in label.casefold())[:limit]
+    def values(self, column, text="", limit=50):
+        rows = self.place["rows"]
+        values = {row.label if column == "label" else row.columns.get(column, "") for row in rows} - {""}
+        return sorted(value for value in values if text.casefold() in value.casefold())[:limit]
 
     def all_rows(self):
         return iter(self.place["rows"])

@@ -126,8 +126,8 @@ def test_pages_walk_through_everything_once(engine, fill, make_rows, random_vect
         n for n in NAMES if "image00" in n
     }
     assert engine.page(limit=100, where=Filter(text="%")) == []
-    assert engine.labels() == [f"class{i}" for i in range(4)]
-    assert engine.labels("SS3") == ["class3"]
+    assert engine.values("label") == [f"class{i}" for i in range(4)]
+    assert engine.values("label", "SS3") == ["class3"]
     assert len(engine.page(limit=100, where=Filter(text="IMAGE00"))) == 10
 
 
@@ -135,7 +135,7 @@ def test_texts_are_found_in_any_case_and_any_script(engine, fill, make_rows, ran
     fill(engine, make_rows(["ÄPFEL/1.jpg", "груша/2.jpg", "plain/Ünï.jpg"]), random_vectors(3))
     for text, path in (("äpfel", "ÄPFEL/1.jpg"), ("ГРУША", "груша/2.jpg"), ("üNÏ", "plain/Ünï.jpg")):
         assert [row.path for row in engine.page(where=Filter(text=text))] == [path]
-    assert engine.labels("äPF") == ["ÄPFEL"]
+    assert engine.values("label", "äPF") == ["ÄPFEL"]
 
 
 def test_an_empty_index_answers(engine, fill, random_vectors, meta):
@@ -143,7 +143,7 @@ def test_an_empty_index_answers(engine, fill, random_vectors, meta):
         update.complete([], meta, None)
     assert engine.count() == 0
     assert engine.search(random_vectors(2), 5).ids.shape == (2, 0)
-    assert [engine.page(), engine.labels(), list(engine.scan())] == [[], [], []]
+    assert [engine.page(), engine.values("label"), list(engine.scan())] == [[], [], []]
 
 
 def test_asking_for_more_than_there_is(engine, fill, make_rows, random_vectors):

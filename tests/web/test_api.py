@@ -32,8 +32,9 @@ def test_the_gallery_comes_in_stretches(client):
     found = client.get("/api/gallery", params={"text": "BLUE st"}).json()["rows"]
     assert {row["label"] for row in found} == {"blue star"}
     assert len(found) == 5
-    assert client.get("/api/gallery", params={"label": "red circle", "limit": 3}).json()["next"] is not None
-    assert client.get("/api/labels", params={"text": "star"}).json() == [
+    only = {"where": "label=red circle", "limit": 3}
+    assert client.get("/api/gallery", params=only).json()["next"] is not None
+    assert client.get("/api/values", params={"text": "star"}).json() == [
         "blue star",
         "green star",
         "red star",

@@ -112,8 +112,8 @@ class Engine(Protocol):
     def page(self, after: int = -1, limit: int = 60, where: Filter = EVERYTHING) -> list[Row]:
         """The next rows by id after `after` that `where` accepts."""
 
-    def labels(self, text: str = "", limit: int = 50) -> list[str]:
-        """Some labels that contain `text`, sorted."""
+    def values(self, column: str, text: str = "", limit: int = 50) -> list[str]:
+        """Some values of a column, or of "label", that contain `text`, sorted; never the empty one."""
 
     def all_rows(self) -> Iterator[Row]:
         """Every row, read a batch at a time."""

@@ -115,10 +115,13 @@ class FolderEngine:
         condition, values = generation.condition_of(where)
         return self._select(f"WHERE id > ? AND {condition} ORDER BY id LIMIT ?", [after, *values, limit])
 
-    def labels(self, text: str = "", limit: int = 50) -> list[str]:
-        query = "SELECT DISTINCT label FROM rows WHERE label != '' AND contains(label, '', ?) "
-        labels = self._execute(query + "ORDER BY label LIMIT ?", [text.casefold(), limit])
-        return [label for (label,) in labels]
+    def values(self, column: str, text: str = "", limit: int = 50) -> list[str]:
+        source, names = "rows", list[object]()
+        if column != "label":
+            source, names = "(SELECT value AS label FROM rows, json_each(columns) WHERE key = ?)", [column]
+        query = f"SELECT DISTINCT label FROM {source} WHERE label != '' AND contains(label, '', ?) "
+        values = self._execute(query + "ORDER BY label LIMIT ?", [*names, text.casefold(), limit])
+        return [value for (value,) in values]
 
     def scan(self, batch: int = 8192) -> Iterator[tuple[list[Row], Vectors]]:
         opened = self._open()

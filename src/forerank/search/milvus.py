@@ -137,14 +137,19 @@ class MilvusEngine:
                 break
         return rows[:limit]
 
-    def labels(self, text: str = "", limit: int = 50) -> list[str]:
-        labels, folded = set[str](), text.casefold()
-        condition = _condition(Filter(text=text), 'label != ""')
-        for records in self._iterate(condition, ["id", "label"], BATCH_ROWS):
-            labels |= {record["label"] for record in records if folded in record["label"].casefold()}
-            if len(labels) >= limit:
+    def values(self, column: str, text: str = "", limit: int = 50) -> list[str]:
+        values, folded = set[str](), text.casefold()
+        condition, field = _condition(Filter(text=text), 'label != ""'), "label"
+        if column != "label":
+            condition, field = "id >= 0", "columns"
+        for records in self._iterate(condition, ["id", field], BATCH_ROWS):
+            for record in records:
+                value = record["label"] if field == "label" else record["columns"].get(column, "")
+                if value and folded in value.casefold():
+                    values.add(value)
+            if len(values) >= limit:
                 break
-        return sorted(labels)[:limit]
+        return sorted(values)[:limit]
 
     def scan(self, batch: int = 8192) -> Iterator[tuple[list[Row], Vectors]]:
         for records in self._iterate("id >= 0", [*FIELDS, "vector"], min(batch, BATCH_ROWS)):

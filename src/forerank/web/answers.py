@@ -14,16 +14,36 @@ class HitAnswer(BaseModel):
     trusted: bool = Field(description="whether the similarity reaches the calibrated threshold")
     correct: bool | None = Field(description="whether it has the query's label; null where that is not known")
     columns: dict[str, str] = Field(description="further columns of the indexed CSV: category, price, URL")
+    folded: list["HitAnswer"] = Field(
+        description="images hidden behind this one: near-duplicates, or further images of its class"
+    )
+
+
+class VoteAnswer(BaseModel):
+    """What the nearest images are called."""
+
+    label: str
+    votes: int = Field(description="so many of the nearest images have this label")
+    voters: int = Field(description="nearest images that were asked, 7 at most")
+    similarity: float = Field(description="of the nearest image that has it")
 
 
 class SearchAnswer(BaseModel):
     """The nearest images of a query."""
 
     found: bool = Field(description="false: nothing is near enough, the thing is not in the catalogue")
-    threshold: float | None
+    threshold: float | None = Field(description="null also where several examples were combined")
     label: str | None = Field(description="label of the query, where known")
+    answer: VoteAnswer | None = Field(description="the label most of the nearest have; null without labels")
     milliseconds: float
     hits: list[HitAnswer]
+
+
+class UploadAnswer(BaseModel):
+    """A picture that the server keeps for a while."""
+
+    id: str = Field(description="use it as an example: /api/search?like=ID")
+    seconds: float = Field(description="how long it is kept, unless many others come")
 
 
 class RowAnswer(BaseModel):

@@ -40,5 +40,5 @@ def penalties_of(index: Index, query: Row, loss: str, shown: int) -> PenaltiesAn
         positives_below=ranking.hidden_positives,
         considered=len(hits),
         ranking=told,
-        figure=ranking_svg(ranking, lambda row: f"/images/{ids[row]}", labels),
+        figure=ranking_svg(ranking, lambda row: f"images/{ids[row]}", labels),
     )

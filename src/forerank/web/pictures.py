@@ -62,7 +62,7 @@ class Pictures:
 
     def _make(self, row: Row, side: int) -> Picture:
         try:
-            image = read_image(self._read(row), shrink_to=side, max_pixels=self._pixels)
+            image = read_image(self.read(row), shrink_to=side, max_pixels=self._pixels)
         except BadImageError as error:
             raise InputError(f"{row.path} cannot be shown: {error.reason}") from error
         small = image.width <= 96 and image.height <= 96
@@ -70,7 +70,7 @@ class Pictures:
             image.thumbnail((side, side), Image.Resampling.BILINEAR)
         return encode(image, lossless=small)
 
-    def _read(self, row: Row) -> bytes:
+    def read(self, row: Row) -> bytes:
         """The bytes of a row's file: a plain file inside the image root, and nothing else."""
         file = self._index.file(row)
         try:

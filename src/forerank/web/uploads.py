@@ -16,8 +16,6 @@ from typing import Any
 from PIL import Image
 from starlette.requests import ClientDisconnect, Request
 
-from forerank.data.preprocessing import Views
-
 DECODERS = 2  # so many full-size pictures are in memory at once, and no more
 
 
@@ -33,6 +31,9 @@ class Limits:
     waiting: int = 64  # pictures that are received and wait for their answer
     body_seconds: float = 60  # from the first byte of a picture to the last
     decode_seconds: float = 10
+    kept: int = 500  # uploads that are kept for addresses that name them
+    kept_bytes: int = 200_000_000  # of all of them together
+    kept_seconds: float = 86_400
 
 
 class RefusedUpload(Exception):  # noqa: N818 - it is an answer, not a fault
@@ -116,10 +117,11 @@ class Decoders:
         for _ in range(count):
             self._idle.put(None)
 
-    def decode(self, body: bytes, wanted: Views) -> Image.Image:
+    def decode(self, body: bytes, channels: int, shrink_to: int) -> Image.Image:
         """The picture in some bytes, upright; what it is called or claims to be does not matter.
 
-        It is decoded exactly as the index's own images were, so that an indexed file finds itself.
+        With the model's own `channels` and `shrink_to` it is decoded exactly as the index's images were, so
+        that an indexed file finds itself.
         """
         process = self._idle.get()
         try:
@@ -129,7 +131,11 @@ class Decoders:
             ending = threading.Timer(self._limits.decode_seconds, _end, (process, too_slow))
             ending.start()
             try:
-                head, pixels = _ask(process, body, wanted, self._limits.pixels)
+                head, pixels = _ask(
+                    process,
+                    body,
+                    {"channels": channels, "shrink_to": shrink_to, "max_pixels": self._limits.pixels},
+                )
             except (OSError, ValueError):  # it was ended, or a codec took it down
                 head, pixels = {}, b""
             finally:
@@ -181,12 +187,11 @@ def _end(process: subprocess.Popen[bytes], too_slow: threading.Event) -> None:
 
 
 def _ask(
-    process: subprocess.Popen[bytes], body: bytes, wanted: Views, pixels: int
+    process: subprocess.Popen[bytes], body: bytes, request: dict[str, int]
 ) -> tuple[dict[str, Any], bytes]:
     """Send a picture to a decoder and read its answer; one that was ended raises OSError or ValueError."""
     assert process.stdin is not None
     assert process.stdout is not None
-    request = {"channels": wanted.channels, "shrink_to": wanted.resize, "max_pixels": pixels}
     process.stdin.write(json.dumps({"bytes": len(body), **request}).encode() + b"\n")
     process.stdin.write(body)
     process.stdin.flush()

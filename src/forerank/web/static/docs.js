@@ -31,7 +31,7 @@ function bounds(schema) {
   return said.join(", ");
 }
 
-fetch("/openapi.json").then((response) => response.json()).then((api) => {
+fetch("openapi.json").then((response) => response.json()).then((api) => {
   const place = document.getElementById("operations");
   for (const [path, verbs] of Object.entries(api.paths)) {
     for (const [verb, operation] of Object.entries(verbs)) {
@@ -57,4 +57,4 @@ fetch("/openapi.json").then((response) => response.json()).then((api) => {
   }
   place.setAttribute("aria-busy", "false");
 });
-document.getElementById("origin").textContent = location.origin;
+document.getElementById("origin").textContent = new URL("./", location.href).href.replace(/\/$/, "");

@@ -1,403 +1,307 @@
-"use strict";
-// The search page. State lives in the address where it can (?row=, ?show=), so back and reload work.
+// The search page: what the address asks for is what is shown.
 
-const $ = (id) => document.getElementById(id);
+import { COUNTS, empty, exampleBox, exampleName, forGallery, forSearch, isUpload, pictureOf, read, write } from "./address.js";
+import { boxText, drawable } from "./box.js";
+import { current, lookCloser } from "./closer.js";
+import { $, ask, at, button, complain, fileName, make } from "./dom.js";
+import * as filters from "./filters.js";
+import * as gallery from "./gallery.js";
+import { focusTile, judge, move, rove, tile, tiles, unfold } from "./tiles.js";
+
 const results = $("results");
 const state = {
-  mode: "gallery", // or "results"
-  query: null, // { row: id } or { file: Blob }
+  query: empty(),
   answer: null,
-  next: -1, // where the gallery goes on; null at its end
-  show: "", // filter of the gallery
-  wrapAt: null, // began somewhere in the middle: stop when back there
   turn: 0, // answers that arrive late belong to an older turn
-  busy: false,
-  labelled: false,
+  index: null, // what /api/index says
+  blobs: new Map(), // upload -> address of the picture in this browser
+  map: null, // the module of the map, loaded when it is first looked at
 };
 
-async function ask(address, options) {
-  const response = await fetch(address, options);
-  const answer = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
-  if (!response.ok) throw new Error(answer.error || `the server answered ${response.status}`);
-  return answer;
-}
+// -- where we are ----------------------------------------------------------------------------------------------
 
-function make(tag, className, text) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  return element;
-}
-
-function complain(error) {
-  $("error").textContent = error ? sentence(error.message || String(error)) : "";
-  $("error").hidden = !error;
-}
-
-const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
-const fileName = (path) => path.split("/").pop();
-
-// -- tiles ---------------------------------------------------------------------------------------------------
-
-function tile(row, hit) {
-  const item = make("article", "tile");
-  item.setAttribute("role", "listitem");
-  item.tabIndex = -1;
-  item.dataset.id = row.id;
-  item.row = row;
-  const frame = make("div", "frame");
-  const image = make("img");
-  image.loading = "lazy";
-  image.decoding = "async";
-  image.alt = row.label ? `${row.label}, ${fileName(row.path)}` : fileName(row.path);
-  image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth <= 96));
-  image.addEventListener("error", () => {
-    image.classList.add("broken");
-    frame.append(make("span", "gone", "not shown"));
-  });
-  image.src = `/images/${row.id}`;
-  frame.append(image);
-  item.append(frame);
-  const name = make("p", "name", row.label || fileName(row.path));
-  name.title = row.path;
-  item.append(name);
-  if (hit) {
-    frame.append(make("span", "rank", hit.rank));
-    const near = make("p", "near");
-    near.append(make("span", "", hit.similarity.toFixed(3)));
-    const meter = make("span", "meter");
-    const fill = make("i");
-    fill.style.width = `${Math.max(0, Math.min(1, hit.similarity)) * 100}%`;
-    meter.append(fill);
-    near.append(meter);
-    item.append(near);
-    item.classList.toggle("faint", !hit.trusted);
-    if (!hit.trusted) item.title = "below the similarity from which on a match is trusted";
-    const again = make("button", "again", "Search with this one");
-    again.type = "button";
-    again.tabIndex = -1;
-    again.addEventListener("click", (event) => {
-      event.stopPropagation();
-      searchRow(row.id);
-    });
-    item.append(again);
-    frame.addEventListener("click", (event) => {
-      event.stopPropagation();
-      lookCloser(row);
-    });
-    judge(item, hit.correct);
+// Change the query, the address and what is shown. `replace` leaves no step for the back button.
+function go(changes, replace = false) {
+  state.query = { ...state.query, ...changes };
+  if (!state.query.like.length) Object.assign(state.query, { unlike: [], view: state.query.view === "explain" ? "" : state.query.view });
+  if (replace) history.replaceState(history.state, "", write(state.query));
+  else {
+    // The keyboard comes back to where it left.
+    history.replaceState({ focus: document.activeElement?.dataset?.id }, "");
+    history.pushState({}, "", write(state.query));
   }
-  item.addEventListener("click", () => (hit ? lookCloser(row) : searchRow(row.id)));
-  return item;
+  return render();
 }
 
-function judge(item, correct) {
-  item.querySelector(".mark")?.remove();
-  item.classList.toggle("good", correct === true);
-  item.classList.toggle("bad", correct === false);
-  if (correct === null || correct === undefined) return;
-  const mark = make("span", "mark", correct ? "✓" : "✕");
-  mark.setAttribute("role", "img");
-  mark.setAttribute("aria-label", correct ? "same label" : "another label");
-  item.querySelector(".frame").append(mark);
-}
-
-// -- gallery -------------------------------------------------------------------------------------------------
-
-// Blocks far from the window are emptied and keep their height: 100,000 images never stand in the page at once.
-const blocks = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    const block = entry.target.block;
-    if (entry.isIntersecting && !block.shown) showBlock(block);
-  }
-}, { rootMargin: "1200px" });
-
-function showBlock(block) {
-  block.shown = true;
-  block.gap.hidden = true;
-  block.holder.replaceChildren(...block.rows.map((row) => tile(row)));
-  rove();
-}
-
-function hideFarBlocks() {
-  for (const block of state.blocks || []) {
-    if (!block.shown || !block.holder.firstElementChild) continue;
-    const first = block.holder.firstElementChild.getBoundingClientRect();
-    const last = block.holder.lastElementChild.getBoundingClientRect();
-    if (first.top > innerHeight + 4000 || last.bottom < -4000) {
-      if (block.holder.contains(document.activeElement)) continue;
-      block.gap.style.height = `${last.bottom - first.top}px`;
-      block.gap.hidden = false;
-      block.holder.replaceChildren();
-      block.shown = false;
-    }
-  }
-}
-
-function addBlock(rows) {
-  const holder = make("div", "block");
-  const gap = make("div", "gap");
-  gap.hidden = true;
-  const block = { rows, holder, gap, shown: false };
-  gap.block = block;
-  results.append(holder, gap);
-  blocks.observe(gap);
-  state.blocks.push(block);
-  showBlock(block);
-}
-
-async function moreGallery() {
-  if (state.mode !== "gallery" || state.busy || state.next === null) return;
-  state.busy = true;
-  const turn = state.turn;
-  results.setAttribute("aria-busy", "true");
-  try {
-    const wanted = new URLSearchParams({ after: state.next, limit: 60 });
-    if (state.show) wanted.set("text", state.show);
-    const answer = await ask(`/api/gallery?${wanted}`);
-    if (turn !== state.turn) return;
-    let rows = answer.rows;
-    state.next = answer.next;
-    if (state.wrapAt !== null && state.wrapped) rows = rows.filter((row) => row.id <= state.wrapAt);
-    if (state.wrapped && rows.length < answer.rows.length) state.next = null;
-    if (state.next === null && state.wrapAt !== null && !state.wrapped) {
-      state.wrapped = true;
-      state.next = -1;
-    }
-    if (rows.length) addBlock(rows);
-    $("empty").hidden = state.blocks.length > 0 || state.next !== null;
-    $("empty").textContent = state.show
-      ? `Nothing here has “${state.show}” in its label or file name.`
-      : "This index is empty. Fill it with: forerank index MODEL IMAGES -o INDEX";
-  } catch (error) {
-    if (turn === state.turn) {
-      complain(error);
-      state.next = null;
-    }
-  } finally {
-    if (turn === state.turn) {
-      state.busy = false;
-      results.setAttribute("aria-busy", "false");
-      if (nearEnd()) moreGallery();
-    }
-  }
-}
-
-const nearEnd = () => state.next !== null && $("sentinel").getBoundingClientRect().top < innerHeight + 900;
-
-function restart(mode) {
-  state.mode = mode;
-  state.turn += 1;
-  state.busy = false;
-  state.blocks = [];
-  blocks.disconnect();
-  results.replaceChildren();
-  $("empty").hidden = true;
-}
-
-function openGallery({ after = -1, wrapAt = null } = {}) {
-  restart("gallery");
-  state.query = state.answer = null;
-  state.next = after;
-  state.wrapAt = wrapAt;
-  state.wrapped = false;
-  $("query-picture").hidden = $("verdict").hidden = $("clear").hidden = $("known").hidden = true;
-  $("result-bar").hidden = $("penalties").hidden = true;
-  $("gallery-bar").hidden = $("invite").hidden = results.hidden = false;
-  $("drop").classList.remove("asked");
-  $("headline").textContent = "Find it again";
-  moreGallery();
-}
-
-// -- search --------------------------------------------------------------------------------------------------
-
-function address(change) {
-  const wanted = new URLSearchParams();
-  if (change.row !== undefined) wanted.set("row", change.row);
-  if (change.show) wanted.set("show", change.show);
-  return wanted.size ? `?${wanted}` : location.pathname;
-}
-
-function searchRow(id) {
-  if ($("closer").open) $("closer").close();
-  history.pushState({}, "", address({ row: id }));
-  runRow(id);
-}
-
-async function runRow(id) {
-  begin({ row: id }, `/images/${id}?size=large`);
-  const turn = state.turn;
-  try {
-    const answer = await ask(`/api/rows/${encodeURIComponent(id)}/search?k=${$("count").value}`);
-    if (turn === state.turn) show(answer);
-  } catch (error) {
-    if (turn === state.turn) fail(error);
-  }
-}
-
-async function searchFile(file) {
-  if (state.query?.file !== file) history.pushState({}, "", location.pathname);
-  begin({ file }, URL.createObjectURL(file));
-  const turn = state.turn;
-  try {
-    const answer = await ask(`/api/search?k=${$("count").value}`, {
-      method: "POST",
-      headers: { "content-type": "application/octet-stream" },
-      body: file,
-    });
-    if (turn === state.turn) show(answer);
-  } catch (error) {
-    if (turn === state.turn) fail(error);
-  }
-}
-
-function begin(query, source) {
-  restart("results");
+async function render(focus) {
+  const turn = ++state.turn;
+  const { query } = state;
+  const asked = query.like.length > 0;
+  const inResults = results.contains(document.activeElement);
   complain(null);
-  state.query = query;
-  state.next = null;
-  if (state.source) URL.revokeObjectURL(state.source);
-  state.source = source.startsWith("blob:") ? source : null;
-  $("query-image").src = source;
-  $("query-picture").hidden = $("clear").hidden = false;
-  $("drop").classList.add("asked");
-  $("headline").textContent = "Searching…";
-  $("invite").hidden = $("gallery-bar").hidden = $("verdict").hidden = $("result-bar").hidden = $("known").hidden = true;
-  $("penalties").hidden = true;
-  results.hidden = false;
-  results.setAttribute("aria-busy", "true");
-  scrollTo({ top: 0 });
-}
-
-function fail(error) {
-  openGallery();
-  history.replaceState({}, "", location.pathname);
-  complain(error);
-}
-
-function show(answer) {
-  state.answer = answer;
-  results.setAttribute("aria-busy", "false");
-  $("headline").textContent = answer.label || (state.query.row !== undefined ? "Most similar images" : "Your picture");
-  const verdict = $("verdict");
-  verdict.hidden = false;
-  const best = answer.hits[0];
-  if (!best) verdict.textContent = "The index has nothing to compare it with.";
-  else if (!answer.found) {
-    const near = `the nearest has similarity ${best.similarity.toFixed(3)}, trusted from ${answer.threshold.toFixed(3)} on`;
-    const row = state.query.row !== undefined;
-    verdict.textContent = row ? `No other image is near enough: ${near}.` : `No match: ${near}. It is probably not in the catalogue.`;
-  } else {
-    const trusted = answer.threshold === null ? "" : `, trusted from ${answer.threshold.toFixed(3)} on`;
-    verdict.textContent = `Nearest: ${best.label || fileName(best.path)} (${best.similarity.toFixed(3)}${trusted}) in ${answer.milliseconds.toFixed(0)} ms`;
+  gallery.close();
+  filters.show(query);
+  showExamples();
+  $("one-per-class").checked = query.one_per_class;
+  $("fold").checked = query.fold;
+  $("count").value = String(query.k);
+  $("invite").hidden = $("clear").hidden = asked;
+  $("clear").hidden = $("add").hidden = !asked;
+  $("choose").classList.toggle("primary", !asked);
+  $("shuffle").hidden = asked || query.view === "map";
+  $("verdict").hidden = $("known").hidden = $("legend").hidden = true;
+  $("result-bar").hidden = !asked;
+  $("drop").classList.toggle("asked", asked);
+  $("headline").textContent = asked ? "Searching…" : "Find it again";
+  state.answer = null;
+  try {
+    if (asked) {
+      scrollTo({ top: 0 });
+      showView();
+      const answer = await ask(`api/search?${forSearch(query)}`);
+      if (turn !== state.turn) return;
+      showAnswer(answer);
+    } else if (query.view === "map") showView();
+    else {
+      showView();
+      await gallery.open((after) => ask(`api/gallery?after=${after}&limit=60&${forGallery(query)}`), { nothing: nothingHere() });
+    }
+  } catch (error) {
+    if (turn !== state.turn) return;
+    $("headline").textContent = "Find it again";
+    complain(error);
+    if (asked) gallery.open((after) => ask(`api/gallery?after=${after}&limit=60`)); // nothing is lost: go on from here
   }
-  verdict.className = `verdict ${!best ? "" : answer.found ? (answer.threshold === null ? "" : "found") : "none"}`;
+  if (turn !== state.turn) return;
+  const wanted = focus && tiles().find((item) => item.dataset.id === focus);
+  if (wanted || inResults) focusTile(wanted || tiles()[0]);
+}
+
+const nothingHere = () =>
+  state.query.text || state.query.where.length
+    ? `Nothing here fits ${[state.query.text && `“${state.query.text}”`, ...state.query.where].filter(Boolean).join(", ")}.`
+    : "This index is empty. Fill it with: forerank index MODEL IMAGES -o INDEX";
+
+addEventListener("popstate", (event) => {
+  if ($("closer").open) $("closer").close();
+  state.query = read(location.search);
+  render(event.state?.focus);
+});
+
+// -- the query -------------------------------------------------------------------------------------------------
+
+function showExamples() {
+  const { like, unlike } = state.query;
+  $("examples").hidden = $("box-hint").hidden = !like.length;
+  const made = [...like.map((text) => [text, "like"]), ...unlike.map((text) => [text, "unlike"])];
+  $("examples").replaceChildren(...made.map(([text, kind]) => example(text, kind, made.length)));
+}
+
+function example(text, kind, count) {
+  const holder = make("div", `query-picture ${kind}`);
+  holder.tabIndex = 0;
+  holder.setAttribute("role", "group");
+  const role = kind === "like" ? "The search is like this picture" : "The search is unlike this picture";
+  holder.setAttribute("aria-label", `${role}. Arrow keys place a box, Shift and arrows size it, Enter searches by it.`);
+  const image = make("img");
+  image.alt = kind === "like" ? "Your query" : "Not like this";
+  image.draggable = false;
+  image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth <= 96));
+  image.src = state.blobs.get(exampleName(text)) || at(pictureOf(text));
+  holder.append(image);
+  if (count > 1 || kind === "unlike") {
+    holder.append(make("span", "sign", kind === "like" ? "+" : "−"));
+    const off = button("off", "×", "", "Take this picture out of the query");
+    off.addEventListener("click", () => {
+      go({ [kind]: state.query[kind].filter((other) => other !== text) });
+      $("headline").scrollIntoView({ block: "nearest" });
+      ($("examples").querySelector(".off") || $("choose")).focus();
+    });
+    holder.append(off);
+  }
+  drawable(holder, image, exampleBox(text), (box) => {
+    const now = exampleName(text) + (box ? `@${boxText(box)}` : "");
+    go({ [kind]: state.query[kind].map((other) => (other === text ? now : other)), view: "" });
+    const places = [...state.query.like, ...state.query.unlike];
+    $("examples").children[places.indexOf(now)]?.focus();
+  });
+  return holder;
+}
+
+async function upload(files, adding) {
+  const pictures = [...files].slice(0, 32);
+  if (!pictures.length) return;
+  complain(null);
+  $("headline").textContent = "Sending…";
+  try {
+    const names = await Promise.all(pictures.map(async (file) => {
+      const headers = { "content-type": "application/octet-stream" };
+      const kept = await ask("api/uploads", { method: "POST", headers, body: file });
+      state.blobs.set(kept.id, URL.createObjectURL(file));
+      return kept.id;
+    }));
+    await go({ like: [...(adding ? state.query.like : []), ...names], ...(adding ? {} : { unlike: [] }), view: "" });
+  } catch (error) {
+    await render();
+    complain(error);
+  }
+}
+
+const without = (texts, id) => texts.filter((text) => exampleName(text) !== String(id));
+const searchRow = (id) => go({ like: [String(id)], unlike: [], view: "" });
+const moreLike = (id) => go({ like: [...without(state.query.like, id), String(id)], unlike: without(state.query.unlike, id) });
+const lessLike = (id) => {
+  if (!state.query.like.length) return complain("choose what the search should be like first");
+  return go({ like: without(state.query.like, id), unlike: [...without(state.query.unlike, id), String(id)] });
+};
+
+// -- the answer ------------------------------------------------------------------------------------------------
+
+function showAnswer(answer) {
+  state.answer = answer;
+  const best = answer.hits[0];
+  const said = answer.answer;
+  const combined = state.query.like.length + state.query.unlike.length > 1;
+  if (!best) $("headline").textContent = "Nothing found";
+  else if (!answer.found) $("headline").textContent = "No match";
+  else if (said) $("headline").textContent = `${said.label}: ${said.votes} of the ${said.voters} nearest, similarity ${said.similarity.toFixed(2)}`;
+  else $("headline").textContent = `Nearest: ${fileName(best.path)}, similarity ${best.similarity.toFixed(2)}`;
+  const words = [];
+  if (!best) words.push(state.index?.images ? "No image fits the filters." : "The index has nothing to compare it with.");
+  else if (!answer.found) {
+    words.push(`No match: the nearest has similarity ${best.similarity.toFixed(3)}, trusted from ${answer.threshold.toFixed(3)} on.`);
+    words.push(isUpload(state.query.like[0]) ? "It is probably not in the catalogue." : "No other image is near enough.");
+  } else if (answer.threshold !== null) words.push(`Similar enough to be trusted (from ${answer.threshold.toFixed(3)} on).`);
+  if (answer.label) words.unshift(`The query is ${answer.label}.`);
+  if (combined) words.push("Several pictures make one query: their mean, minus half of the mean of those it should not be like.");
+  $("verdict").textContent = words.join(" ");
+  $("verdict").hidden = !words.length;
+  $("verdict").className = `verdict ${!best || answer.threshold === null ? "" : answer.found ? "found" : "none"}`;
   results.replaceChildren(...answer.hits.map((hit) => tile(hit, hit)));
+  results.setAttribute("aria-busy", "false");
   $("empty").hidden = answer.hits.length > 0;
   $("empty").textContent = "Nothing to show.";
-  $("result-bar").hidden = false;
   $("legend").hidden = !answer.label;
-  const row = state.query.row !== undefined;
-  $("known").hidden = row || !state.labelled;
+  $("known").hidden = answer.label !== null || !state.index?.labelled;
   $("known-label").value = "";
-  $("tab-penalties").hidden = !(row && answer.label);
-  view("grid");
+  showView();
   rove();
 }
 
-function view(which) {
-  const penalties = which === "penalties";
-  $("tab-grid").setAttribute("aria-selected", String(!penalties));
-  $("tab-penalties").setAttribute("aria-selected", String(penalties));
-  results.hidden = penalties;
-  $("penalties").hidden = !penalties;
-  $("count-pick").hidden = penalties;
-  $("loss-pick").hidden = !penalties;
-  if (penalties) drawPenalties();
+const explainable = () => state.query.like.length === 1 && !state.query.unlike.length && Boolean(state.answer?.label);
+
+function showView() {
+  const asked = state.query.like.length > 0;
+  $("tab-explain").hidden = !explainable() && state.query.view !== "explain";
+  $("tab-map").hidden = !state.index?.map;
+  let { view } = state.query;
+  if (view === "explain" && state.answer && !explainable()) view = "";
+  if (view === "map" && state.index && !state.index.map) view = "";
+  for (const [tab, name] of [["tab-grid", ""], ["tab-explain", "explain"], ["tab-map", "map"]]) $(tab).setAttribute("aria-selected", String(view === name));
+  results.hidden = view === "explain" || (view === "map" && asked);
+  $("explain").hidden = view !== "explain";
+  $("map").hidden = view !== "map";
+  $("choices").hidden = $("legend").hidden = view !== "";
+  if (view === "" && state.answer) $("legend").hidden = !state.answer.label;
+  $("loss-pick").hidden = view !== "explain";
+  if (view === "explain" && state.answer) explain();
+  if (view === "map" && state.index) showMap();
 }
 
-async function drawPenalties() {
+function setView(view) {
+  state.query.view = view;
+  history.pushState({}, "", write(state.query));
+  showView();
+}
+
+async function explain() {
   const turn = state.turn;
   $("figure").replaceChildren();
   try {
-    const answer = await ask(`/api/rows/${state.query.row}/penalties?loss=${encodeURIComponent($("loss").value)}&shown=14`);
-    if (turn !== state.turn) return;
-    $("figure").innerHTML = answer.figure; // made by the server, every name escaped
+    const row = exampleName(state.query.like[0]);
+    const answer = await ask(`api/rows/${row}/penalties?loss=${encodeURIComponent($("loss").value)}&shown=14`);
+    if (turn === state.turn) $("figure").innerHTML = answer.figure; // made by the server, every name escaped
   } catch (error) {
     if (turn === state.turn) complain(error);
   }
 }
 
-function lookCloser(row) {
-  $("closer").row = row;
-  $("closer-image").src = `/images/${row.id}?size=large`;
-  $("closer-image").alt = row.label || row.path;
-  $("closer-label").textContent = row.label || fileName(row.path);
-  $("closer-path").textContent = row.path;
-  $("closer").showModal();
+async function showMap() {
+  state.map ??= await import("./map.js");
+  state.map.show({ hits: state.answer?.hits || [], list: listRows, search: searchRow });
 }
 
-// -- keyboard ------------------------------------------------------------------------------------------------
-
-const tiles = () => [...results.querySelectorAll(".tile")];
-
-// One tile is in the tab order; arrows move from it.
-function rove() {
-  const all = tiles();
-  if (all.length && !all.some((item) => item.tabIndex === 0)) all[0].tabIndex = 0;
+// What was chosen on the map stands below it like the gallery.
+function listRows(ids) {
+  results.hidden = false;
+  return gallery.open(async (after) => {
+    const start = after < 0 ? 0 : after;
+    const part = ids.slice(start, start + 60);
+    const rows = part.length ? await ask(`api/rows?${part.map((id) => `id=${id}`).join("&")}`) : [];
+    return { rows, next: start + 60 < ids.length ? start + 60 : null };
+  });
 }
 
-function focusTile(item) {
-  if (!item) return;
-  tiles().forEach((other) => (other.tabIndex = -1));
-  item.tabIndex = 0;
-  item.focus({ preventScroll: true });
-  item.scrollIntoView({ block: "nearest" });
-}
+// -- hands and keys --------------------------------------------------------------------------------------------
 
-function move(key) {
-  const all = tiles();
-  if (!all.length) return;
-  const here = all.indexOf(document.activeElement);
-  if (here < 0) return focusTile(all.find((item) => item.tabIndex === 0) || all[0]);
-  const columns = getComputedStyle(results).gridTemplateColumns.split(" ").length;
-  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[key];
-  focusTile(all[Math.max(0, Math.min(all.length - 1, here + step))]);
-}
+const ACTS = {
+  look: (item) => lookCloser(item.row, state.answer ? tiles().map((one) => one.row) : gallery.loaded()),
+  search: (item) => searchRow(item.row.id),
+  more: (item) => moreLike(item.row.id),
+  less: (item) => lessLike(item.row.id),
+  unfold,
+};
+results.addEventListener("click", (event) => {
+  if (event.target.closest("a")) return;
+  const item = event.target.closest(".tile");
+  if (item) ACTS[event.target.closest("[data-act]").dataset.act](item);
+});
 
 addEventListener("keydown", (event) => {
   const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
   if (event.ctrlKey || event.metaKey || event.altKey || $("closer").open) return;
-  if (event.key === "Escape" && state.mode === "results") {
+  const act = event.target.classList.contains("tile") && { Enter: "search", " ": "look", "+": "more", "-": "less", "−": "less" }[event.key];
+  if (event.key === "Escape" && (state.query.like.length || state.query.view)) {
     event.preventDefault();
     home();
-  } else if (typing) return;
+  } else if (typing || event.target.closest("#map canvas")) return;
   else if (event.key.startsWith("Arrow")) {
+    if (event.target.getAttribute("role") === "tab") return turnTab(event);
     event.preventDefault();
     move(event.key);
-  } else if (event.target.classList.contains("tile") && event.key === "Enter") searchRow(event.target.row.id);
-  else if (event.target.classList.contains("tile") && event.key === " ") {
+  } else if (act) {
     event.preventDefault();
-    lookCloser(event.target.row);
+    ACTS[act](event.target);
   } else if (event.key === "/") {
     event.preventDefault();
-    if (state.mode === "results") home();
     $("filter").focus();
   } else if (event.key === "u" || event.key === "U") $("file").click();
 });
 
-// -- ways to ask ---------------------------------------------------------------------------------------------
+function turnTab(event) {
+  const shown = [...document.querySelectorAll("[role=tab]:not([hidden])")];
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key] || 0;
+  const next = shown[(shown.indexOf(event.target) + step + shown.length) % shown.length];
+  next.focus();
+  next.click();
+}
 
-$("query-image").addEventListener("load", () => $("query-image").classList.toggle("tiny", $("query-image").naturalWidth <= 96));
-$("choose").addEventListener("click", () => $("file").click());
-$("file").addEventListener("change", () => {
-  if ($("file").files[0]) searchFile($("file").files[0]);
-  $("file").value = "";
-});
-addEventListener("paste", (event) => {
-  const file = [...(event.clipboardData?.files || [])][0];
-  if (file) searchFile(file);
-});
+let adding = false;
+const choose = (add, input = "file") => {
+  adding = add;
+  $(input).click();
+};
+$("choose").addEventListener("click", () => choose(false));
+$("add").addEventListener("click", () => choose(true));
+$("photograph").addEventListener("click", () => choose(false, "camera"));
+for (const input of [$("file"), $("camera")]) {
+  input.addEventListener("change", () => {
+    upload([...input.files], adding);
+    adding = false;
+    input.value = "";
+  });
+}
+addEventListener("paste", (event) => upload(event.clipboardData?.files || []));
 let hovering = 0;
 const carriesFile = (event) => [...(event.dataTransfer?.types || [])].includes("Files");
 addEventListener("dragenter", (event) => {
@@ -411,86 +315,55 @@ addEventListener("drop", (event) => {
   event.preventDefault();
   hovering = 0;
   $("veil").hidden = true;
-  if (event.dataTransfer.files[0]) searchFile(event.dataTransfer.files[0]);
+  upload(event.dataTransfer.files);
 });
 
-function home() {
-  history.pushState({}, "", address({ show: state.show }));
-  complain(null);
-  openGallery();
-}
+const home = () => go({ like: [], unlike: [], view: "" });
 $("clear").addEventListener("click", home);
 $("home").addEventListener("click", (event) => {
   event.preventDefault();
-  state.show = $("filter").value = "";
-  home();
+  go(empty());
 });
-$("shuffle").addEventListener("click", async () => {
+$("to-map").addEventListener("click", (event) => {
+  event.preventDefault();
+  go({ like: [], unlike: [], view: "map" });
+});
+$("shuffle").addEventListener("click", () => {
   complain(null);
-  // Ids of a local index are dense, those of others are spread over 53 bits: ask where the middle is.
-  const most = state.dense ? state.images : 2 ** 53 - 1;
+  // Ids of a local index are dense, those of others are spread over 53 bits: begin anywhere among them.
+  const most = state.index?.dense ? state.index.images : 2 ** 53 - 1;
   const after = Math.floor(Math.random() * most) - 1;
-  openGallery({ after, wrapAt: after });
+  gallery.open((from) => ask(`api/gallery?after=${from}&limit=60&${forGallery(state.query)}`), { after, wrapAt: after, nothing: nothingHere() });
 });
-$("count").addEventListener("change", () => {
-  if (state.query?.file) searchFile(state.query.file);
-  else if (state.query) runRow(state.query.row);
-});
-$("loss").addEventListener("change", drawPenalties);
-$("tab-grid").addEventListener("click", () => view("grid"));
-$("tab-penalties").addEventListener("click", () => view("penalties"));
-$("closer-search").addEventListener("click", () => searchRow($("closer").row.id));
-$("closer-close").addEventListener("click", () => $("closer").close());
-$("closer").addEventListener("click", (event) => event.target === $("closer") && $("closer").close());
+$("count").addEventListener("change", () => COUNTS.includes(Number($("count").value)) && go({ k: Number($("count").value) }, true));
+$("one-per-class").addEventListener("change", () => go({ one_per_class: $("one-per-class").checked }));
+$("fold").addEventListener("change", () => go({ fold: $("fold").checked }));
+$("loss").addEventListener("change", explain);
+$("tab-grid").addEventListener("click", () => setView(""));
+$("tab-explain").addEventListener("click", () => setView("explain"));
+$("tab-map").addEventListener("click", () => setView("map"));
+for (const [name, act] of [["search", searchRow], ["more", moreLike], ["less", lessLike]]) {
+  $(`closer-${name}`).addEventListener("click", () => {
+    $("closer").close();
+    act(current().id);
+  });
+}
 $("known-label").addEventListener("input", () => {
   const label = $("known-label").value.trim();
   for (const item of tiles()) judge(item, label && item.row.label ? item.row.label === label : null);
   $("legend").hidden = !label;
 });
+$("known-label").addEventListener("focus", () => filters.suggest("labels", "label", ""));
 
-let waiting = 0;
-$("filter").addEventListener("input", () => {
-  clearTimeout(waiting);
-  waiting = setTimeout(() => {
-    state.show = $("filter").value.trim();
-    history.replaceState({}, "", address({ show: state.show }));
-    openGallery();
-    suggest(state.show);
-  }, 200);
-});
-async function suggest(text) {
-  const found = await ask(`/api/labels?limit=30&text=${encodeURIComponent(text)}`).catch(() => []);
-  $("labels").replaceChildren(...found.map((label) => Object.assign(make("option"), { value: label })));
-}
-$("known-label").addEventListener("focus", () => suggest(""));
+// -- begin -----------------------------------------------------------------------------------------------------
 
-new IntersectionObserver(() => nearEnd() && moreGallery(), { rootMargin: "900px" }).observe($("sentinel"));
-let tidying = 0;
-addEventListener("scroll", () => {
-  clearTimeout(tidying);
-  tidying = setTimeout(hideFarBlocks, 250);
-}, { passive: true });
-
-// -- begin ---------------------------------------------------------------------------------------------------
-
-function fromAddress() {
-  const wanted = new URLSearchParams(location.search);
-  state.show = $("filter").value = wanted.get("show") || "";
-  const row = wanted.get("row");
-  if (row !== null && /^\d{1,16}$/.test(row)) runRow(Number(row));
-  else openGallery();
-}
-addEventListener("popstate", () => {
-  complain(null);
-  fromAddress();
-});
-
-ask("/api/index").then((index) => {
-  state.images = index.images;
-  state.labelled = index.labelled;
-  state.dense = index.dense;
-  const promise = index.precision ? ` · calibrated: ${index.precision}` : "";
-  $("about").textContent = `${index.images.toLocaleString("en")} images · ${index.model}${promise}`;
-  suggest("");
+state.query = read(location.search);
+ask("api/index").then((index) => {
+  state.index = index;
+  $("about").textContent = `${index.images.toLocaleString("en")} images · ${index.model}`;
+  $("to-map").hidden = !index.map;
+  filters.begin(index, (changes, typing) => go(changes, typing));
+  filters.show(state.query);
+  showView();
 }, complain);
-fromAddress();
+render();
