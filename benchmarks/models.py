@@ -1,4 +1,4 @@
-"""How many images a second a backbone embeds and trains on: the allocator, the memory layout, half precision.
+"""How many images per second a backbone embeds and trains on, by allocator, memory layout and precision.
 
 Each line is a process of its own, because the allocator's setting belongs to the process.
 
@@ -26,7 +26,7 @@ VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "
 
 
 def measure(backbone: str, size: int, batch: int, seconds: float, setting: str) -> dict[str, float]:
-    """Images a second in evaluation and in training (forward and backward), the best of several rounds."""
+    """Images per second in evaluation and in training (forward and backward), the best of several rounds."""
     import torch
 
     from forerank.models import create_model, keep_freed_memory

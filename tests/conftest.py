@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+collect_ignore = ["pretend_device.py"]  # collecting would import it a second time, under another name
+
 # A shell that starts the tests in the background has them ignore Ctrl-C, and what they start as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -165,7 +165,7 @@ def test_transformers_models_from_a_folder(kind: str, tmp_path: Path) -> None:
     (folder / "preprocessor_config.json").write_text(
         '{"size": {"height": 64, "width": 64}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}'
     )
-    model = create_model(f"hf:{folder}", embedding_dim=None).eval()
+    model = create_model(f"hf:{folder}", embedding_dim=None, pooling="average").eval()
     p = model.preprocessing
     assert (p.size, p.resize, p.mean, p.squash) == (64, 64, (0.5, 0.5, 0.5), True)
     images = torch.rand(2, 3, 64, 64)

@@ -68,4 +68,4 @@ def test_pixels_enter_as_the_weights_want_them() -> None:
     for pixel in (0, 127, 255):
         value = (pixel / 255 - p.mean[0]) / p.std[0]
         assert value == pytest.approx((pixel - 127) / 128)
-    assert (p.size, p.resize) == (224, 256)
+    assert (p.size, p.resize) == (256, 293)

@@ -149,8 +149,7 @@ def test_an_index_takes_over_the_features_that_training_computed(
     report = build_index(run, images, tmp_path / "again.index")
     assert (report.reused, report.embedded) == (23, 2)
     again = Index.open(tmp_path / "again.index")
-    rows = list(again.engine.catalogue().values())
-    own = again.engine.vectors([row.id for row in rows])
+    ((rows, own),) = again.engine.scan()
     fresh = Retriever.load(run, device="cpu", engine="torch").embed([images / row.path for row in rows])
     np.testing.assert_allclose(own, fresh, atol=1e-5)
 

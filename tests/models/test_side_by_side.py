@@ -133,6 +133,15 @@ def test_smaller_training_views_need_one_backbone() -> None:
         build_model(recipe)
 
 
+def test_a_variant_of_the_recipe_for_folders_takes_two_backbones(tmp_path: Path) -> None:
+    from forerank.training.recipe import load_recipe
+
+    name = load_recipe(tmp_path, ["variant=best"]).model.backbone
+    parts = create_model(name, pretrained=False, embedding_dim=None).preprocessing
+    assert isinstance(parts, SeveralViews)
+    assert [part.size for part in parts.parts] == [320, 288]
+
+
 def test_several_views_as_plain_values() -> None:
     from forerank.data.preprocessing import views_from_dict
 

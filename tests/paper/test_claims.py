@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from forerank.paper import claims
-from forerank.paper.claim_tests import CLAIMS, almost_equal, steeper_than_ap
+from forerank.paper.claim_tests import CLAIMS
+from forerank.paper.exact_claims import almost_equal, steeper_than_ap
 from forerank.paper.study import REDUNDANT, RESULT, Condition, Study
 
 Write = Callable[..., None]

@@ -48,12 +48,14 @@ def test_vehicle_id_has_its_own_protocol_as_further_lines(
     assert float(row["ten galleries"]) == pytest.approx(70.0)
 
 
-def test_methods_nobody_implements_are_shown_as_not_run(invented: Study) -> None:
+def test_every_row_is_trained_and_says_where_it_deviates(invented: Study) -> None:
     table = tables.build_table("comparison-sop", invented)
-    names = [row[0] for row in table.rows]
-    assert "Divide & Conquer" in names
-    assert any("Divide & Conquer" in note and "no implementation" in note for note in table.notes)
-    assert tables.rows("comparison-sop", invented)["MIC"] is None
+    conditions = tables.rows("comparison-sop", invented)
+    assert list(conditions) == [row[0] for row in table.rows if row[0]]
+    notes = " ".join(table.notes)
+    assert "no implementation" not in notes
+    assert "RankMI: a reconstruction" in notes
+    assert invented.recipe(conditions["MIC"], 0).method.name == "mic"
 
 
 def test_paper_batches_and_best_b() -> None:
@@ -89,8 +91,17 @@ def test_sweep_counts_broken_runs(invented: Study, write_results: Callable[..., 
     rows = {row[0]: row for row in sweeps.build_table("sweep-alpha", invented).rows}
     assert rows["16"][-3:-1] == [3, 3]
     assert rows["4"][-3:-1] == [3, 0]
-    assert rows["32, power as printed"][-3:-1] == [0, 0]
     assert "best at alpha = 4" in sweeps.finding("sweep-alpha", invented)[0]
+
+
+def test_the_printed_power_is_counted_apart(invented: Study, write_results: Callable[..., None]) -> None:
+    naive = sweeps.naive_condition(32.0)
+    assert invented.recipe(naive, 0).loss.options == {"alpha": 32, "naive": True}
+    write_results(invented, naive, "recall@1", [0.1, 0.1, 0.1], broke=True)
+    rows = {row[0]: row for row in sweeps.build_crash_table(invented).rows}
+    assert rows["32, as printed"][-3:-1] == [3, 3]
+    assert rows["32, as computed here"][-3:-1] == [0, 0]
+    assert "3 of 3 at alpha 32" in sweeps.crash_finding(invented)[0]
 
 
 def test_runs_that_learned_nothing_are_named(invented: Study, write_results: Callable[..., None]) -> None:

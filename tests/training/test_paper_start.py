@@ -106,6 +106,7 @@ def test_a_paper_recipe_stays_in_single_precision_on_a_gpu_too(
     monkeypatch.setattr(prepare, "_has_bf16", lambda kind: True)
     labels = [f"class {i // 4}" for i in range(4 * 100)]
     train = Table([f"{i}.jpg" for i in range(400)], labels, ["train"] * 400)
-    settled = prepare.settle(load_recipe("sop"), train, 1, device)
+    settled = prepare.complete_recipe(load_recipe("sop"), train, 1, device)
     assert settled.precision == "fp32"
-    assert prepare.settle(load_recipe("sop", ["precision=bf16"]), train, 1, device).precision == "bf16"
+    asked = load_recipe("sop", ["precision=bf16"])
+    assert prepare.complete_recipe(asked, train, 1, device).precision == "bf16"

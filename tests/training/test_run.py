@@ -150,7 +150,7 @@ def test_the_warm_up_of_the_head_leaves_the_backbone_alone(images: Path, tmp_pat
 def test_head_mode_trains_on_features_that_are_computed_once(images: Path, tmp_path: Path) -> None:
     values = [*QUICK, "mode=head"]
     outcome = train(load_recipe(images, values), tmp_path / "one")
-    cached = sorted((Path(__import__("os").environ["FORERANK_CACHE"]) / "features").iterdir())
+    cached = sorted((Path(__import__("os").environ["FORERANK_CACHE"]) / "features").rglob("*.safetensors"))
     assert len(cached) >= 3
     stamps = [file.stat().st_mtime_ns for file in cached]
     train(load_recipe(images, [*values, "lr=1e-2"]), tmp_path / "two")

@@ -1,4 +1,4 @@
-"""`forerank embed`: pictures to vectors in a file."""
+"""`forerank embed`: images to vectors in a file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ def embed(
     on_bad: str = "refuse",
     json: bool = False,
 ) -> None:
-    """Embed pictures: write their vectors (N, D) as .npy, and their paths, one per line, beside it as .txt.
+    """Embed images: write their vectors (N, D) as .npy, and their paths, one per line, beside it as .txt.
 
     Example: forerank embed runs/birds ./photos -o vectors.npy
 
@@ -42,7 +42,7 @@ def embed(
     precision
         fp32, or bf16: faster where the processor has it, and some neighbours change.
     on_bad
-        refuse: stop at a picture that cannot be decoded. skip: leave it out and say so.
+        refuse: stop at an image that cannot be decoded. skip: leave it out and say so.
     json
         Print the result as JSON.
     """

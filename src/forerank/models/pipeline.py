@@ -21,6 +21,7 @@ def compute_vectors(
     network: Callable[[Array], Array],
     *,
     batch_size: int,
+    workers: int | None = None,
 ) -> Iterator[tuple[list[int], Array, int]]:
     """(positions (n,), vectors (n, D), items taken) of batch after batch, in order.
 
@@ -28,6 +29,7 @@ def compute_vectors(
 
     Args:
         read: an item -> its view as an array, or None to leave the item out; called in several threads.
+        workers: threads that read; None: one for each core, eight at most.
         network: views (n, ...) -> vectors (n, D); called in the thread that asks for the results.
 
     >>> double = lambda views: 2 * views
@@ -38,8 +40,8 @@ def compute_vectors(
     [0] [[0.0]] 2
     [2] [[4.0]] 1
     """
-    workers = max(1, min(8, os.cpu_count() or 1, len(items)))
-    views = map_in_threads(read, items, workers=workers, ahead=2 * batch_size)
+    threads = workers or max(1, min(8, os.cpu_count() or 1, len(items)))
+    views = map_in_threads(read, items, workers=threads, ahead=2 * batch_size)
     with closing(views):  # an interrupted caller does not leave threads decoding
         for start in range(0, len(items), batch_size):
             batch = list(islice(views, batch_size))

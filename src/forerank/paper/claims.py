@@ -191,8 +191,11 @@ def compare(
     wanted = "" if directed else f" (claimed: {low:+g} to {high:+g})"
     by_class = f"; over {over_classes.count} test classes {over_classes}" if over_classes else ""
     effect = f", effect size {over_seeds.effect:.2f}" if over_seeds.count > 1 else ""
+    idle = sum(study.unlearned(condition) for _, condition in terms)
+    warning = f" ({idle} of these runs learned nothing)" if idle else ""
+    numbers = f"{over_seeds} over {over_seeds.count} seeds{effect}{by_class}{warning}"
     return Comparison(
-        f"{_title(metric)}, {text}{wanted}: {over_seeds} over {over_seeds.count} seeds{effect}{by_class}",
+        f"{_title(metric)}, {text}{wanted}: {numbers}",
         supports=max(max(d.p_above(low), d.p_below(high)) for d in sources),
         contradicts=min(above, below),
         same=max(difference.p_within(margin) for difference in sources) if directed else 1.0,

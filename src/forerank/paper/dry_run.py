@@ -93,11 +93,11 @@ def estimate(study: Study, run: Run) -> Estimate:
     try:
         parts = open_parts(recipe)
         counted = {name: (len(table), len(table.classes)) for name, table in parts.items()}
-        told = ", ".join(
+        listed = ", ".join(
             f"{name} {images:,} images of {classes:,} classes" for name, (images, classes) in counted.items()
         )
         absent = [file for table in parts.values() for file in table.files if not file.is_file()]
-        data, ready = f"{study.on}: {told}", not absent
+        data, ready = f"{study.on}: {listed}", not absent
         if absent:
             data = f"{study.on} is not ready: {len(absent):,} image files are missing, the first {absent[0]}"
         train_images, test_images = counted["train"][0], counted["test"][0]

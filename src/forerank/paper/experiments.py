@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forerank.errors import unknown
-from forerank.paper import tables
+from forerank.paper import sweeps, tables
 from forerank.paper.published import published_table
 from forerank.paper.study import REDUNDANT, Condition, Run, Study
 
@@ -54,8 +54,6 @@ def _table(name: str) -> Experiment:
 
 
 def _sweep(name: str, title: str) -> Experiment:
-    from forerank.paper import sweeps
-
     return Experiment(name, "figure", title, "Figure 8", "sop", lambda study: sweeps.conditions(name))
 
 
@@ -76,6 +74,16 @@ _ALL = (
         "argued, not run",
         "sop",
         lambda study: [REDUNDANT, Condition("Smooth-AP"), Condition("Dq")],
+    ),
+    Experiment(
+        "alpha-crash",
+        "table",
+        "Does a large alpha break training? The power as printed, and as computed here",
+        "Impact of hyper-parameters",
+        "sop",
+        lambda study: [
+            sweeps.naive_condition(a, naive=n) for a in sweeps.NAIVE_ALPHAS for n in (True, False)
+        ],
     ),
     Experiment(
         "all-weights",

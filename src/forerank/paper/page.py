@@ -135,7 +135,7 @@ def _section(name: str, values: dict[str, Any], study: Study) -> str:
     if values["figure"]:
         picture = study.folder / "figures" / values["figure"]
         vector = picture.with_suffix(".svg")
-        small = ' class="small"' if name in _NARROW else ""
+        small = ' class="small"' if name in _NARROW and not study.beside else ""
         drawn = (
             f'<figure class="drawn"><img{small} alt="{escape(values["title"])}" '
             f'src="{_address(picture if name == "retrieval-examples" else vector)}"></figure>'

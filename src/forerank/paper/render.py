@@ -192,6 +192,7 @@ def _table(name: str, study: Study) -> Product:
     ours = {
         "label-noise": tables.build_noise_table,
         "redundancy": tables.build_redundancy_table,
+        "alpha-crash": sweeps.build_crash_table,
         "all-weights": tables.build_all_weights_table,
     }
     if name in ours:
@@ -199,7 +200,11 @@ def _table(name: str, study: Study) -> Product:
         csv = table.to_csv()
     else:
         table, csv = tables.build_table(name, study), tables.build_csv(name, study)
-    notes = (f"The paper: {statement('noise')}",) if name == "label-noise" else ()
+    notes: tuple[str, ...] = ()
+    if name == "label-noise":
+        notes = (f"The paper: {statement('noise')}",)
+    elif name == "alpha-crash":
+        notes = (f"The paper: {statement('sweep-alpha')}", *sweeps.crash_finding(study))
     return Product(name, about.title, about.reference, (table,), notes=notes, csv=csv)
 
 

@@ -19,7 +19,7 @@ from forerank.paper.study import Condition, Run, Study, fingerprint
 from forerank.report.tables import Cell, ResultTable
 
 SEED = 1000  # of the runs that choose; no run that measures has it
-CONTINUED = 2  # how many values a list is continued by, at most, in each direction
+CONTINUED = 4  # how many values a list is continued by, at most
 FILE = "tuning.json"
 
 
@@ -43,7 +43,7 @@ def missing_values(scores: Mapping[float, float | None], least: int) -> list[flo
     [27.0]
     """
     untried = [value for value, score in scores.items() if score is None]
-    if untried or len(scores) >= least + 2 * CONTINUED:
+    if untried or len(scores) >= least + CONTINUED:
         return untried
     values = sorted(scores)
     chosen = best(scores)
@@ -180,8 +180,8 @@ def choices_table(study: Study) -> ResultTable | None:
         notes=[
             "One procedure for every method: learning rates "
             f"{', '.join(f'{r:g}' for r in study.setting.rates)}, "
-            "times the method's own rate where it brings one, continued where the best is at an end of the list; "
-            "then b or the proxies' rate at that rate. "
+            "in proportion where a method brings its own rate, continued where the best is at an end of the "
+            "list; then b or the proxies' rate at that rate. "
             f"One run each with seed {SEED}, which no measured run has; shorter than the measured runs "
             f"({', '.join(study.setting.tuning)})."
         ],

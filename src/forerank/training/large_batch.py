@@ -24,8 +24,9 @@ class RandomState:
     @classmethod
     def now(cls, device: torch.device) -> "RandomState":
         """The present state, of the CPU and of `device`."""
-        on_cuda = device.type == "cuda"
-        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_cuda else None)
+        if device.type == "cpu":
+            return cls(torch.get_rng_state(), None)
+        return cls(torch.get_rng_state(), torch.get_device_module(device).get_rng_state(*_which(device)))
 
     @contextmanager
     def repeated(self, device: torch.device) -> Iterator[None]:
@@ -41,7 +42,12 @@ class RandomState:
         """Make this the present state."""
         torch.set_rng_state(self.cpu)
         if self.accelerator is not None:
-            torch.cuda.set_rng_state(self.accelerator, device)
+            torch.get_device_module(device).set_rng_state(self.accelerator, *_which(device))
+
+
+def _which(device: torch.device) -> tuple[torch.device, ...]:
+    """How a device is named to the functions of its module: there is only one MPS, and it takes no name."""
+    return () if device.type == "mps" else (device,)
 
 
 def backward_in_chunks(

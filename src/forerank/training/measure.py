@@ -17,7 +17,7 @@ from forerank.metrics import Evaluation, evaluate
 from forerank.metrics.inputs import checked_ks
 from forerank.metrics.registry import usual_metrics
 from forerank.models.pipeline import compute_vectors
-from forerank.training.batches import FeatureRows
+from forerank.training.batches import SMALL_IMAGES, FeatureRows
 from forerank.training.processes import Processes, bar, collect, shard
 from forerank.training.recipe import Recipe
 
@@ -56,7 +56,11 @@ def embed(
             return encode(torch.from_numpy(views).to(processes.device)).float().cpu().numpy()
 
     vectors: np.ndarray | None = None
-    batches = compute_vectors(read, rows, network, batch_size=recipe.evaluation.embed_batch)
+    # What is in memory already is read by one thread: two would only wait for each other.
+    from_files = isinstance(part.data, ImageDataset) and part.data.preprocessing.resize > SMALL_IMAGES
+    batches = compute_vectors(
+        read, rows, network, batch_size=recipe.evaluation.embed_batch, workers=None if from_files else 1
+    )
     with optional_bar(title, part, len(rows), processes) as advance:
         for positions, embedded, taken in batches:
             if vectors is None:
@@ -105,6 +109,8 @@ def measure(
         "categories": table.category if full else None,
         "bootstrap": 1000 if full else 0,
         "distributed": processes.count > 1,
+        # Where the processes meet, and fastest; but counting needs float64, which MPS has not.
+        "device": "cpu" if processes.device.type == "mps" else processes.device,
     }
     return evaluate(
         embedded.vectors, table.label_ids, queries=queries, gallery=gallery, **{**usual, **options}

@@ -62,7 +62,7 @@ def joined(device: str) -> Iterator[Processes]:
     if count == 1 or dist.is_initialized():
         yield Processes(rank if count > 1 else 0, count, place)
         return
-    backend = "nccl" if place.type == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"  # tensors of the host meet too
     dist.init_process_group(backend, timeout=PATIENCE)
     try:
         with readable_loss_of_processes():
