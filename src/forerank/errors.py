@@ -13,6 +13,8 @@ EXTRAS = {
     "fastapi": "web",
     "uvicorn": "web",
     "jinja2": "web",
+    "python_multipart": "web",
+    "prometheus_client": "web",
     "pymilvus": "milvus",
     "milvus_lite": "milvus",
     "timm": "timm",
