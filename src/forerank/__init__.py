@@ -23,10 +23,12 @@ _HOMES = {
     "create_model": "forerank.models",
     "Retriever": "forerank.models",
     "Index": "forerank.search",
+    "Client": "forerank.client",
 }
 
 __all__ = [
     "ClassBalancedSampler",
+    "Client",
     "CrossBatchMemory",
     "Index",
     "PNPLoss",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from forerank.client import Client
     from forerank.data import ClassBalancedSampler, Table
     from forerank.losses import CrossBatchMemory, PNPLoss, SmoothAPLoss
     from forerank.metrics import evaluate

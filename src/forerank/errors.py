@@ -13,6 +13,8 @@ EXTRAS = {
     "fastapi": "web",
     "uvicorn": "web",
     "jinja2": "web",
+    "python_multipart": "web",
+    "prometheus_client": "web",
     "umap": "map",
     "pymilvus": "milvus",
     "milvus_lite": "milvus",

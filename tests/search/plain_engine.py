@@ -26,6 +26,9 @@ class PlainEngine:
     def meta(self):
         return self.place["meta"]
 
+    def state(self):
+        return repr(self.place["meta"])
+
     def change_meta(self, changes):
         self.place["meta"] = {**self.place["meta"], **changes}
 
@@ -80,9 +83,8 @@ class PlainEngine:
         self.place["put"] |= {row.content: vector for row, vector in zip(rows, vectors, strict=True)}
 
     def complete(self, rows, meta, save_model):
-        ordered = sorted(rows, key=lambda row: row.path)
-        vectors = [self.place["put"][row.content] for row in ordered]
-        self.place["rows"] = [replace(row, id=i) for i, row in enumerate(ordered)]
+        vectors = [self.place["put"][row.content] for row in rows]
+        self.place["rows"] = [replace(row, id=i) for i, row in enumerate(rows)]
         self.place["vectors"] = np.array(vectors, np.float32).reshape(len(rows), self.dim)
         self.place["meta"] = {**meta, "dim": self.dim, "count": len(rows)}
 

@@ -115,7 +115,8 @@ def _serving(index: Any, **options: Any) -> Iterator[str]:
 
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(create_app(index, **options), log_level="critical", server_header=False)
+    app = options.pop("make", create_app)(index, **options)
+    config = uvicorn.Config(app, log_level="critical", server_header=False, proxy_headers=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -74,10 +74,44 @@ def test_the_name_and_the_stated_type_do_not_matter(site, picture):
     assert fake.status_code == 400
 
 
-def test_a_form_is_told_how_to_send(site, picture):
-    answer = httpx.post(f"{site}/api/search", files={"image": ("a.jpg", picture())})
-    assert answer.status_code == 415
-    assert "--data-binary" in answer.json()["error"]
+def test_a_form_with_a_file_is_the_same_as_its_bytes(site, picture):
+    data = picture()
+    by_form = httpx.post(f"{site}/api/search", files={"image": ("../../a.jpg", data)})
+    assert by_form.json()["hits"] == httpx.post(f"{site}/api/search", content=data).json()["hits"]
+
+
+FORMS = {
+    "no file": ({"data": {"label": "a"}, "files": {"": (None, b"")}}, 400, "no file"),
+    "an empty file": ({"files": {"image": ("a.jpg", b"")}}, 400, "no file"),
+    "two files": ({"files": [("a", ("a", b"1")), ("b", ("b", b"2"))]}, 400, "more than one file"),
+    "no boundary": ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, "cannot be"),
+    "torn": (
+        {"content": b"--b\r\nnonsense", "headers": {"content-type": "multipart/form-data; boundary=b"}},
+        400,
+        "",
+    ),
+    "very many fields": (
+        {"files": [(f"f{i}", (None, b"1")) for i in range(200)]},
+        413,
+        "at most 50 fields",
+    ),
+    "a long field": ({"files": {"label": (None, b"x" * 5000)}}, 413, "at most 50 fields"),
+    "no UTF-8": ({"files": {"label": (None, b"\xff")}}, 400, "UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_that_is_no_picture_is_refused_with_a_sentence(site, name):
+    request, status, words = FORMS[name]
+    answer = httpx.post(f"{site}/api/search", **request)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]
+
+
+def test_a_form_has_the_same_bounds_as_bytes(index, serving, picture):
+    with serving(index, limits=Limits(bytes=100_000)) as site:
+        large = {"image": ("a.jpg", bytes(100_001))}
+        assert httpx.post(f"{site}/api/search", files=large).status_code == 413
 
 
 def test_too_many_bytes_are_not_even_read(index, serving):
@@ -250,7 +284,7 @@ def test_a_hundred_malformed_requests_do_not_take_it_down(site, picture):
 def test_text_from_outside_is_never_part_of_a_query_language(site):
     for text in ("'; DROP TABLE rows; --", '" or 1 == 1', "%", "_", "\\"):
         assert httpx.get(f"{site}/api/gallery", params={"text": text}).json()["rows"] == []
-        assert httpx.get(f"{site}/api/gallery", params={"label": text}).json()["rows"] == []
+        assert httpx.get(f"{site}/api/gallery", params={"where": f"label={text}"}).json()["rows"] == []
     assert httpx.get(f"{site}/api/index").json()["images"] == 80
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import select
 import signal
 import socket
 import subprocess
@@ -62,8 +63,11 @@ def read_answer(connection: socket.socket) -> bytes:
 
 
 def test_many_uploads_that_wait_stay_below_the_common_bound(start, picture):
-    """60 connections of almost 20 MB would be 1.2 GB; all together may hold 100 MB."""
-    site, process = start(bytes_together=100_000_000, body_seconds=20)
+    """60 connections of almost 20 MB would be 1.2 GB; all together may hold 100 MB, which are five of them.
+
+    Nobody's time ends while the others send, so on any machine all but five are refused.
+    """
+    site, process = start(bytes_together=100_000_000, body_seconds=600)
     assert httpx.post(f"{site}/api/search", content=picture(), timeout=60).status_code == 200
     server = psutil.Process(process.pid)
     before = server.memory_info().rss
@@ -74,23 +78,26 @@ def test_many_uploads_that_wait_stay_below_the_common_bound(start, picture):
         most.append(server.memory_info().rss)
         if i % 10 == 0:  # the page stays usable meanwhile
             statuses += [
-                httpx.get(site, timeout=20).status_code,
-                httpx.get(f"{site}/images/{i}", timeout=20).status_code,
-                httpx.get(f"{site}/api/rows/{i}/search", timeout=20).status_code,
+                httpx.get(site, timeout=60).status_code,
+                httpx.get(f"{site}/images/{i}", timeout=60).status_code,
+                httpx.get(f"{site}/api/rows/{i}/search", timeout=60).status_code,
             ]
-    refused = httpx.post(f"{site}/api/search", content=bytes(3_000_000), timeout=60)
     assert set(statuses) == {200}
     print(f"{(max(most) - before) / 1e6:.0f} MB more than the quiet server")
     assert max(most) - before < 200_000_000  # 100 MB of bodies, 20 MB being joined, and what the page needs
-    assert refused.status_code in (503, 400)  # 400: others were refused just now, and zeros are no picture
-    answers = [read_answer(connection) for connection in connections]
-    assert {answer.split(b" ")[1] for answer in answers} == {b"503", b"408"}
-    assert sum(b" 503 " in answer[:20] for answer in answers) >= 30  # a busy machine sends slowly
-    assert all(b"too many pictures are being sent" in answer for answer in answers if b" 503 " in answer[:20])
+    deadline, refused = time.monotonic() + 120, []
+    while len(refused) < 55 and time.monotonic() < deadline:
+        refused = select.select(connections, [], [], 1)[0]
+    assert len(refused) >= 55
+    for answer in map(read_answer, refused):
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"too many pictures are being sent" in answer
     for connection in connections:
         connection.close()
-    # Their time is over: whoever comes now is answered, and nothing is held any more.
-    assert httpx.post(f"{site}/api/search", content=picture(), timeout=60).status_code == 200
+    # When the server has seen that they are gone, nothing is held any more.
+    while (last := httpx.post(f"{site}/api/search", content=picture(), timeout=60)).status_code == 503:
+        assert time.monotonic() < deadline + 60
+    assert last.status_code == 200
 
 
 def test_a_body_that_does_not_arrive_in_time_is_refused(start):

@@ -13,6 +13,7 @@ from forerank.console import is_text, progress, progress_bar, say
 from forerank.data import Table
 from forerank.data.threads import map_in_threads
 from forerank.errors import InputError
+from forerank.search.add import with_added_images
 from forerank.search.engine import Update, open_engine
 from forerank.search.images import Images, list_images
 from forerank.search.model import refuse_other_model, split_identity, vectors_identity
@@ -115,8 +116,11 @@ def build_index(
     try:
         try:
             old = engine.meta()
-            paths, known, gone = set(wanted.paths), dict[str, Row](), dict[str, str]()
-            for row in engine.all_rows() if old is not None else ():
+            known, gone = dict[str, Row](), dict[str, str]()
+            rows_before = list(engine.all_rows()) if old is not None else []
+            wanted = with_added_images(wanted, old, rows_before)
+            paths = set(wanted.paths)
+            for row in rows_before:
                 if row.path in paths:
                     known[row.path] = row
                 else:
@@ -169,6 +173,7 @@ def build_index(
                 meta["labelled"] = any(row.label for row in rows)
                 # Contents that no model will ever see need not be tried again.
                 meta["bad"] = bad | {c: why for c, why in new_bad.items() if why not in PASSING}
+                rows = sorted(rows, key=lambda row: row.path)
                 keep_model = engine.abilities.keeps_model
                 update.complete(rows, meta, partial(save_model, retriever.model) if keep_model else None)
             report.count = len(rows)

@@ -76,7 +76,10 @@ class Update(Protocol):
         """Keep the vectors (n, D) of these rows; when this returns they are on disk or acknowledged."""
 
     def complete(self, rows: Sequence[Row], meta: Meta, save_model: Callable[[Path], None] | None) -> None:
-        """Make the index hold exactly `rows`; every content must have been stored or put."""
+        """Make the index hold exactly `rows`; every content must have been stored or put.
+
+        Where ids are dense, they are the positions in `rows`.
+        """
 
 
 class Engine(Protocol):
@@ -93,6 +96,9 @@ class Engine(Protocol):
 
     def meta(self) -> Meta | None:
         """What the index says about itself, or None where there is no index yet."""
+
+    def state(self) -> str:
+        """A text that changes when the index is rebuilt or its meta data change; always read afresh."""
 
     def change_meta(self, changes: Meta) -> None:
         """Store some entries of the meta data, atomically."""

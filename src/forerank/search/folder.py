@@ -66,6 +66,13 @@ class FolderEngine:
             self._opened = _open_current(self.folder)
         return dict(self._opened.meta) if self._opened else None
 
+    def state(self) -> str:
+        folder = generation.current(self.folder)
+        try:
+            return "" if folder is None else f"{folder.name} {(folder / 'meta.json').stat().st_mtime_ns}"
+        except FileNotFoundError:  # replaced at this very moment
+            return ""
+
     def change_meta(self, changes: Meta) -> None:
         with self._writing():
             opened = _open_current(self.folder)
@@ -275,7 +282,6 @@ class _FolderUpdate:
         index = self._engine.folder
         building = Path(tempfile.mkdtemp(prefix="building-", dir=index))
         building.chmod(0o755)
-        rows = sorted(rows, key=lambda row: row.path)
         generation.write_rows(building / "rows.sqlite", rows)
         vectors = self._write_vectors(building / "vectors.npy", rows)
         meta = {**meta, "format": generation.FORMAT, "dim": self._dim, "count": len(rows)}

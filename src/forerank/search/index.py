@@ -114,6 +114,7 @@ class Index:
         self.engine = engine
         self.meta: Meta = meta
         self.root = root or Path(meta.get("root", "."))
+        self._given_root = root
         self._retriever: Retriever | ConvertedRetriever | None = retriever
         self._find = find or engine.search
 
@@ -190,7 +191,14 @@ class Index:
 
     def finding_by(self, find: Find) -> "Index":
         """The same index, with another way to find neighbours."""
-        return Index(self.engine, retriever=self._retriever, root=self.root, find=find)
+        return Index(self.engine, retriever=self._retriever, root=self._given_root, find=find)
+
+    def reopened(self) -> "Index":
+        """The index in the state that it has by now; its model is taken over where it is the same."""
+        index = Index(open_engine(self.engine.address), root=self._given_root)
+        if index.meta["model"]["fingerprint"] == self.meta["model"]["fingerprint"]:
+            index._retriever = self._retriever
+        return index
 
     def _converted(self, folder: Path) -> "ConvertedRetriever | None":
         """The index's own copy of its model as it was converted for it, which spares loading torch."""

@@ -82,6 +82,9 @@ class MilvusEngine:
         row = {"id": 1, "body": body, "vector": [1.0, 0.0]}
         self._call("upsert", self._name + "_meta", [row])
 
+    def state(self) -> str:
+        return json.dumps(self.meta(), sort_keys=True)
+
     def change_meta(self, changes: Meta) -> None:
         meta = self.meta()
         if meta is None:

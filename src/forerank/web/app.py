@@ -1,10 +1,9 @@
 """The application: routes of the page and of its JSON API."""
 
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,16 +18,21 @@ from forerank.losses import loss_names
 from forerank.search.calibration import promise
 from forerank.search.index import Index
 from forerank.search.rows import LARGEST_ID, Row
+from forerank.web.access import Access
+from forerank.web.adding import add_adding_route
 from forerank.web.answers import GalleryAnswer, IndexAnswer, PenaltiesAnswer, RowAnswer, ThresholdAnswer
 from forerank.web.examples import ExampleVectors
-from forerank.web.guard import Guard
-from forerank.web.kept_uploads import KeptUploads
+from forerank.web.guard import HEADERS, Guard
 from forerank.web.map_routes import add_map_routes
+from forerank.web.observe import Observe
+from forerank.web.operator_routes import add_operator_routes
 from forerank.web.penalties import penalties_of
 from forerank.web.pictures import Pictures
+from forerank.web.resources import Resources
 from forerank.web.search_routes import REFUSALS, Conditions, RowId, Text, add_search_routes
+from forerank.web.settings import Settings
 from forerank.web.shared_search import SharedSearch
-from forerank.web.uploads import DECODERS, Decoders, Limits, RefusedUpload, Uploads
+from forerank.web.uploads import RefusedUpload
 
 HERE = Path(__file__).parent
 After = Annotated[int, Query(ge=-1, le=LARGEST_ID, description="id of the last row already shown")]
@@ -37,23 +41,27 @@ After = Annotated[int, Query(ge=-1, le=LARGEST_ID, description="id of the last r
 def create_app(
     index: Index,
     *,
-    title: str | None = None,
-    limits: Limits | None = None,
-    only_loopback: bool = True,
-    host: str = "localhost",
+    resources: Resources | None = None,
+    refresh: Callable[[], Awaitable[Index]] | None = None,
+    **options: Any,
 ) -> FastAPI:
-    """The page and API of an index as an ASGI application that listens on `host`."""
-    limits = limits or Limits()
-    name = title or Path(index.engine.address.rpartition(":")[2]).name
-    uploads, decoders = Uploads(limits), Decoders(limits)
-    # Threads of their own: what strangers send must not keep thumbnails and other searches waiting.
-    for_uploads = ThreadPoolExecutor(DECODERS, thread_name_prefix="upload")
+    """The page and API of an index as an ASGI application.
+
+    Args:
+        index: the index, in the state that it has now.
+        resources: what is shared with the applications of other states of this index.
+        refresh: takes up the newest state of the index and gives it; without it no images can be added.
+        options: attributes of `Settings`.
+    """
+    settings = Settings(**options)
+    limits = settings.limits
+    name = settings.title or Path(index.engine.address.rpartition(":")[2]).name
+    resources = resources or Resources(limits)
 
     @asynccontextmanager
     async def while_it_runs(_: FastAPI) -> AsyncIterator[None]:
         yield
-        for_uploads.shutdown(wait=False, cancel_futures=True)
-        decoders.close()
+        resources.close()
 
     app = FastAPI(
         title=f"Forerank: {name}",
@@ -62,15 +70,19 @@ def create_app(
         redoc_url=None,
         lifespan=while_it_runs,
     )
-    app.add_middleware(Guard, only_loopback=only_loopback, host=host)
+    app.add_middleware(Access, settings=settings, title=name)
+    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Observe, measurements=resources.measurements)  # the last one is the outermost
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     templates = Jinja2Templates(directory=HERE / "templates")
     index = index.finding_by(SharedSearch(index.engine.search))
     app.state.index = index  # whose model is loaded when it is first needed
     pictures = Pictures(index)
-    kept = KeptUploads(limits)
-    vectors = ExampleVectors(index, pictures, kept, decoders)
+    vectors = ExampleVectors(index, pictures, resources)
     _answer_errors(app)
+    add_operator_routes(app, index, resources.measurements)
+    if settings.adding and refresh is not None:
+        add_adding_route(app, index, vectors, resources, refresh)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     def page(request: Request) -> Response:
@@ -133,7 +145,7 @@ def create_app(
         return index.engine.values(column, text, limit)
 
     maps = add_map_routes(app, index)
-    add_search_routes(app, index, vectors, uploads, kept, for_uploads, limits)
+    add_search_routes(app, index, vectors, resources.uploads, resources.kept, resources.for_uploads, limits)
 
     @app.get("/api/rows", responses=REFUSALS)
     def several_rows(
@@ -164,7 +176,7 @@ def create_app(
             raise HTTPException(422, "size is small or large")
         shown = vectors.row(number)
         tag = f'"{shown.content}-{size}"'
-        keep = {"etag": tag, "cache-control": "private, max-age=3600"}
+        keep = {"etag": tag, "cache-control": "private, no-cache"}  # a rebuilt index has other rows
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=keep)
         try:
@@ -197,6 +209,12 @@ def _answer_errors(app: FastAPI) -> None:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
         return JSONResponse({"error": f"{where}: {first['msg']}"}, 422)
+
+    @app.exception_handler(Exception)
+    def fault(_: Request, error: Exception) -> JSONResponse:
+        sentence = "the server has a fault: its log says more"
+        headers = {key.decode(): value.decode() for key, value in HEADERS}
+        return JSONResponse({"error": sentence}, 500, headers=headers)  # the error itself is logged
 
     @app.exception_handler(ForerankError)
     def known(_: Request, error: ForerankError) -> JSONResponse:

@@ -27,6 +27,7 @@ from forerank.search.corrections import Corrections, Move
 from forerank.search.curation import Curation, LabelledCuration
 from forerank.search.picture_quality import RULES
 from forerank.web.guard import Guard
+from forerank.web.settings import Settings
 
 HERE = Path(__file__).parent
 SIDES = {"small": 240, "large": 1200}
@@ -79,7 +80,7 @@ def create_curation_app(curation: Curation, corrections: Corrections, output: Pa
         openapi_url=None,
         lifespan=while_it_runs,
     )
-    app.add_middleware(Guard, only_loopback=True)
+    app.add_middleware(Guard, settings=Settings())
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     templates = Jinja2Templates(directory=HERE / "templates")
     _answer_errors(app)

@@ -1,7 +1,6 @@
 """Examples of a search: rows of the index or uploads, whole or a box in them, and their vectors."""
 
 import math
-import threading
 from dataclasses import dataclass
 
 from PIL import Image
@@ -11,9 +10,8 @@ from forerank.errors import InputError
 from forerank.search.engine import Vectors
 from forerank.search.index import Index
 from forerank.search.rows import LARGEST_ID, Row
-from forerank.web.kept_uploads import KeptUploads
 from forerank.web.pictures import Picture, Pictures, encode
-from forerank.web.uploads import Decoders
+from forerank.web.resources import Resources
 
 SHOWN_SIDE = 1200  # of an upload that is shown again
 
@@ -83,9 +81,10 @@ def _parse_box(text: str) -> Box:
 class ExampleVectors:
     """Finds or computes the vectors of examples; call it from any thread."""
 
-    def __init__(self, index: Index, pictures: Pictures, kept: KeptUploads, decoders: Decoders) -> None:
-        self._index, self._pictures, self._kept, self._decoders = index, pictures, kept, decoders
-        self._model_in_use = threading.Lock()  # one forward pass at a time: it already uses every core
+    def __init__(self, index: Index, pictures: Pictures, resources: Resources) -> None:
+        self._index, self._pictures = index, pictures
+        self._kept, self._decoders = resources.kept, resources.decoders
+        self._model_in_use = resources.model_in_use
 
     def row(self, number: int) -> Row:
         """A row of the index; an unknown one is answered with 404."""

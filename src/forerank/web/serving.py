@@ -4,12 +4,11 @@ import contextlib
 import ipaddress
 import socket
 import threading
-
-import numpy as np
+from collections.abc import Callable
+from typing import Any
 
 from forerank.console import say
-from forerank.errors import InputError
-from forerank.report import derivative
+from forerank.errors import InputError, unknown
 from forerank.search.index import Index
 from forerank.web.uploads import Limits
 
@@ -30,26 +29,26 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _warm_up(index: Index) -> None:
-    """Load the model and the losses before a visitor needs them; an error is reported when it matters."""
-    with contextlib.suppress(Exception):
-        index.retriever.embed([np.zeros((32, 32), np.uint8)], progress=False)
-        derivative()
-
-
 def serve_index(
-    index: Index,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    title: str | None = None,
-    limits: Limits | None = None,
+    index: Index, *, host: str = "127.0.0.1", port: int = 8000, log_format: str = "text", **options: Any
 ) -> None:
-    """Serve the page of an index until interrupted."""
+    """Serve the page of an index until interrupted.
+
+    Args:
+        index: the index; when it is rebuilt, the newer state is served.
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+        log_format: "text" for warnings only, "json" for a line of JSON per request.
+        options: further attributes of `forerank.web.settings.Settings`.
+    """
     import uvicorn
+    from uvicorn.config import LOGGING_CONFIG
 
-    from forerank.web.app import create_app
+    from forerank.web.observe import LOG, log_as_json
+    from forerank.web.reloading import Reloading
 
+    if log_format not in ("text", "json"):
+        raise unknown("log format", log_format, ("text", "json"))
     only_loopback = is_loopback(host)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -60,17 +59,23 @@ def serve_index(
     except OSError as error:
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror}. Try another --port.") from error
     port = listening.getsockname()[1]
-    app = create_app(index, title=title, limits=limits, only_loopback=only_loopback, host=host)
-    if not only_loopback:
-        say(f"everybody who can reach {host} can search {len(index):,} images: there is no password")
+    app = Reloading(index, only_loopback=only_loopback, host=host, **options)
+    tell: Callable[[str], object] = say
+    if log_format == "json":
+        log_as_json()
+        tell = LOG.info
+    if not only_loopback and options.get("token") is None:
+        tell(f"everybody who can reach {host} can search {len(index):,} images: there is no password")
     shown = f"[{host}]" if ":" in host else host
-    say(f"{len(index):,} images at http://{shown}:{port} (API: http://{shown}:{port}/docs), Ctrl-C to stop")
-    threading.Thread(target=_warm_up, args=(app.state.index,), daemon=True).start()
+    tell(f"{len(index):,} images at http://{shown}:{port} (API: http://{shown}:{port}/docs), Ctrl-C to stop")
+    threading.Thread(target=app.warm_up, daemon=True).start()
     server = uvicorn.Server(
         uvicorn.Config(
             app,
+            log_config=None if log_format == "json" else LOGGING_CONFIG,
             log_level="warning",
             access_log=False,
+            proxy_headers=False,  # what a proxy says is believed by `Guard`, and only when told
             server_header=False,
             h11_max_incomplete_event_size=64_000,
         )

@@ -10,12 +10,15 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from starlette.requests import ClientDisconnect, Request
 
+MOST_FIELDS = 50  # of a form, and the longest of them in bytes
+LONGEST_FIELD = 4000
 DECODERS = 2  # so many full-size pictures are in memory at once, and no more
 
 
@@ -44,6 +47,14 @@ class RefusedUpload(Exception):  # noqa: N818 - it is an answer, not a fault
         self.status, self.sentence = status, sentence
 
 
+@dataclass(frozen=True)
+class Form:
+    """A picture and the fields that were sent with it."""
+
+    picture: bytes
+    fields: dict[str, str]
+
+
 class Uploads:
     """Receives pictures; what they hold together is bounded. To be used from the event loop only."""
 
@@ -51,11 +62,30 @@ class Uploads:
         self._limits = limits
         self._held = 0
         self._waiting = 0
+        self.in_progress = 0  # for the operator
 
     @asynccontextmanager
     async def receive(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a request; it counts as held until the block ends."""
+        """The picture in a request, whose body is its bytes or a form with one file."""
+        async with self.receive_form(request) as form:
+            yield form.picture
+
+    @asynccontextmanager
+    async def receive_form(self, request: Request) -> AsyncIterator[Form]:
+        """The picture and the fields in a request; its body counts as held until the block ends."""
+        async with self._receive_body(request) as body:
+            kind = request.headers.get("content-type", "")
+            if kind.lower().startswith("multipart/"):
+                parse = partial(parse_form, kind, body)
+                form = await asyncio.get_running_loop().run_in_executor(None, parse)
+            else:
+                form = Form(body, {})
+            yield form
+
+    @asynccontextmanager
+    async def _receive_body(self, request: Request) -> AsyncIterator[bytes]:
         self._refuse_by_headers(request)
+        self.in_progress += 1
         chunks: list[bytes] = []
         received = 0
         try:
@@ -87,10 +117,9 @@ class Uploads:
                 self._waiting -= 1
         finally:
             self._held -= received
+            self.in_progress -= 1
 
     def _refuse_by_headers(self, request: Request) -> None:
-        if request.headers.get("content-type", "").startswith("multipart/"):
-            raise RefusedUpload(415, "send the picture's bytes as the body: curl --data-binary @query.jpg")
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > self._limits.bytes:
             raise self._too_large()
@@ -98,6 +127,44 @@ class Uploads:
     def _too_large(self) -> RefusedUpload:
         most = f"{self._limits.bytes / 1e6:g} MB"
         return RefusedUpload(413, f"the picture has more than {most}, the most that is taken")
+
+
+def parse_form(kind: str, body: bytes) -> Form:
+    """The one file and the fields of a form (multipart/form-data), whose content type is `kind`."""
+    from python_multipart import create_form_parser
+    from python_multipart.exceptions import FormParserError
+
+    pictures: list[bytes] = []
+    fields: dict[str, str] = {}
+
+    def take_file(file: Any) -> None:
+        file.file_object.seek(0)
+        pictures.append(file.file_object.read())
+        if len(pictures) > 1:
+            raise RefusedUpload(400, "the form has more than one file: send one picture with each request")
+
+    def take_field(field: Any) -> None:
+        name, value = field.field_name or b"", field.value or b""
+        if len(fields) >= MOST_FIELDS or len(name) + len(value) > LONGEST_FIELD:
+            raise RefusedUpload(413, f"a form has at most {MOST_FIELDS} fields of {LONGEST_FIELD} bytes")
+        try:
+            fields[name.decode()] = value.decode()
+        except UnicodeDecodeError:
+            raise RefusedUpload(400, "the fields of a form are UTF-8") from None
+
+    # The body is bounded already: a file stays in memory instead of going to a temporary file.
+    config = {"MAX_MEMORY_FILE_SIZE": len(body) + 1}
+    try:
+        parser = create_form_parser(
+            {"Content-Type": kind.encode("latin-1")}, take_field, take_file, config=config
+        )
+        parser.write(body)
+        parser.finalize()
+    except (FormParserError, ValueError) as error:
+        raise RefusedUpload(400, f"this form cannot be read: {error}") from None
+    if not pictures or not pictures[0]:
+        raise RefusedUpload(400, "the form has no file: curl --form image=@query.jpg")
+    return Form(pictures[0], fields)
 
 
 def _busy() -> RefusedUpload:
