@@ -19,6 +19,7 @@ _HOMES = {
     "is_first_process": "processes",
     "joined": "processes",
     "Outcome": "outcome",
+    "choose_run_reranking": "run_evaluation",
     "embed_run": "run_evaluation",
     "evaluate_run": "run_evaluation",
     "train": "loop",
@@ -28,6 +29,7 @@ __all__ = [
     "Outcome",
     "Recipe",
     "backward_in_chunks",
+    "choose_run_reranking",
     "embed_run",
     "evaluate_run",
     "is_first_process",
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from forerank.training.processes import is_first_process, joined
     from forerank.training.recipe import Recipe, load_recipe, override, recipe_names
     from forerank.training.record import is_run, prepare_run, read_history, remove_finished_run
-    from forerank.training.run_evaluation import embed_run, evaluate_run
+    from forerank.training.run_evaluation import choose_run_reranking, embed_run, evaluate_run
 
 
 def __getattr__(name: str) -> Any:

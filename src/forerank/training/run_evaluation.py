@@ -5,7 +5,7 @@ from typing import Any
 
 from forerank.errors import InputError
 from forerank.machine import choose_device
-from forerank.metrics import Evaluation
+from forerank.metrics import Evaluation, RerankChoice, choose_reranking
 from forerank.models import load_model
 from forerank.training.assemble import encode, open_inputs
 from forerank.training.checkpoint import BEST
@@ -43,3 +43,18 @@ def evaluate_run(run: Path, split: str = "test", *, by_category: bool = False, *
         options.setdefault("metrics", None)  # the usual ones, whatever chose the checkpoint
         options["categories"] = embedded.table.category if by_category else None
         return measure(embedded, recipe, processes, full=True, **options)
+
+
+def choose_run_reranking(run: Path, *, seed: int = 0) -> RerankChoice:
+    """The re-ranking that helps on a run's validation classes, by the figure that chose its checkpoint."""
+    embedded, recipe = embed_run(run, "validation")
+    table = embedded.table
+    return choose_reranking(
+        embedded.vectors,
+        table.label_ids,
+        queries=table.is_query,
+        gallery=table.is_gallery,
+        ignore=table.sequence,
+        metric=recipe.evaluation.choose_by,
+        seed=seed,
+    )
