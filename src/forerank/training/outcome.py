@@ -1,6 +1,7 @@
 """Before and after: the model is measured before training, the chosen one after it; results and report."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from forerank.console import format_table, say
 from forerank.errors import ForerankError
 from forerank.metrics import Evaluation
-from forerank.metrics.registry import shown, title, told
+from forerank.metrics.registry import is_better, shown, title, told
 from forerank.models import EmbeddingModel, load_model, save_model
 from forerank.report import Choice, write_report
 from forerank.training.assemble import Assembly, build_model, encode
@@ -22,6 +23,7 @@ from forerank.training.prepare import starts_from_saved
 from forerank.training.processes import wait_for_all
 from forerank.training.recipe import Recipe, nested
 from forerank.training.record import RESULTS, Record, read_json, versions, write_json
+from forerank.training.whitening import WHITENED
 
 BEFORE = "before.json"
 
@@ -75,18 +77,19 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     """Measure the model as it came, keep it as the first `best`, and remember the numbers.
 
     Returns:
-        "choice": the choosing figure of the part that chooses (None without one); "test": name -> Evaluation.
+        "choice": the choosing figure of the part that chooses (None without one); "kept": the row of the best
+        model so far; "test": name -> Evaluation; "start": what is known about the whitening, or None.
     """
     recipe, processes = a.recipe, a.processes
     stored = run / BEFORE
     if stored.exists() and (run / BEST).exists():
         advice = f"remove {run} to start again"
-        known = read_json(stored, ("choice", "test"), advice)
+        known = read_json(stored, ("choice", "kept", "test", "start"), advice)
         try:
             tests = {name: Evaluation.from_dict(value) for name, value in known["test"].items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ForerankError(f"{stored} is damaged ({error}): {advice}") from error
-        return {"choice": known["choice"], "test": tests}
+        return {**known, "test": tests}
     wait_for_all(processes)
     plain = build_model(recipe, plain=True).to(processes.device).eval()
 
@@ -108,16 +111,68 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     if a.chooser is not None and chooser is None:
         chooser = measure(embed(encode_plain, a.chooser, recipe, processes), recipe, processes, full=False)
     choice = None if chooser is None else float(chooser[recipe.evaluation.choose_by])
+    best, kept = plain, name
+    if a.head_start is not None:
+        whitened = _with_head(a.model, a.head_start.whitening)
+        figures = _measure_whitened(whitened, a, evaluations)
+        if a.head_start.taken and (
+            choice is None
+            or is_better(recipe.evaluation.choose_by, figures[recipe.evaluation.choose_by], choice)
+        ):
+            best, kept = whitened, WHITENED
+            choice = None if choice is None else float(figures[recipe.evaluation.choose_by])
+    known = {
+        "choice": choice,
+        "kept": kept,
+        "start": None
+        if a.head_start is None
+        else {
+            "whitening": a.head_start.taken,
+            "shrinkage": a.head_start.shrinkage,
+            "sentence": a.head_start.sentence,
+        },
+    }
     if processes.first:
-        write_checkpoint(run, "pretrained", (BEST,), lambda folder: _write_plain(folder, plain, choice))
-        write_json(stored, {"choice": choice, "test": {k: e.to_dict() for k, e in evaluations.items()}})
+        write_checkpoint(run, "pretrained", (BEST,), lambda folder: _write_plain(folder, best, choice))
+        write_json(stored, {**known, "test": {k: e.to_dict() for k, e in evaluations.items()}})
         measured = {"test": evaluations.get(name), "validation": chooser}
         for part, evaluation in measured.items():
             if evaluation is not None:
                 keys = dict.fromkeys(("recall@1", "map@r", recipe.evaluation.choose_by))
                 say(f"{name}: {part} {told({key: evaluation[key] for key in keys if key in evaluation})}")
+        if a.head_start is not None:
+            say(a.head_start.sentence)
     wait_for_all(processes)
-    return {"choice": choice, "test": evaluations}
+    return {**known, "test": evaluations}
+
+
+def _with_head(model: EmbeddingModel, weight: torch.Tensor) -> EmbeddingModel:
+    """A copy of a model whose head has these weights (D, C) and no bias."""
+    copy = deepcopy(model).eval()
+    assert copy.head is not None
+    with torch.no_grad():
+        copy.head.weight.copy_(weight)
+        copy.head.bias.zero_()
+    return copy
+
+
+def _measure_whitened(
+    model: EmbeddingModel, a: Assembly, evaluations: dict[str, Evaluation]
+) -> Mapping[str, float]:
+    """Add the row of the whitened model to the test rows; the figures of the part that chooses."""
+    recipe, processes = a.recipe, a.processes
+
+    def encode_whitened(inputs: torch.Tensor) -> torch.Tensor:
+        return encode(model, inputs, recipe, processes.device)
+
+    if evaluations:
+        embedded = embed(encode_whitened, a.test, recipe, processes)
+        evaluations[WHITENED] = measure(embedded, recipe, processes, full=True)
+    if a.chooser is None:
+        return {}
+    if a.chooser is a.test and evaluations:
+        return evaluations[WHITENED]
+    return measure(embed(encode_whitened, a.chooser, recipe, processes), recipe, processes, full=False)
 
 
 def _pixels(images: torch.Tensor) -> torch.Tensor:
@@ -144,13 +199,14 @@ def measure_after(
     chosen = load_model(run / BEST).to(processes.device).eval()
     embedded = embed(lambda x: encode(chosen, x, recipe, processes.device), a.test, recipe, processes)
     after = measure(embedded, recipe, processes, full=True)
-    kept = before_name(recipe) if state["best_step"] == 0 else None
+    kept = before["kept"] if state["best_step"] == 0 else None
     evaluations = {**before["test"], "trained": after}
-    notes = notes_of(recipe, state, before["choice"], [*a.test.table.notes, *about_data])
+    notes = notes_of(recipe, state, before, [*a.test.table.notes, *about_data])
     seconds = sum(row.get("seconds", 0.0) for row in record.history)
     results = {
         "test": {name: _numbers(e) for name, e in evaluations.items()},
         "kept": kept,
+        "start": before["start"],
         "best_step": state["best_step"],
         "steps": state["step"],
         "validation": {
@@ -194,14 +250,14 @@ def _choice(recipe: Recipe, state: Mapping[str, Any], before: float | None) -> C
 
 
 def notes_of(
-    recipe: Recipe, state: Mapping[str, Any], choice: float | None, about_data: list[str]
+    recipe: Recipe, state: Mapping[str, Any], before: Mapping[str, Any], about_data: list[str]
 ) -> list[str]:
     """What a reader must not miss."""
-    notes = list(about_data)
+    notes, choice = list(about_data), before["choice"]
     if choice is not None and state["best_step"] == 0:
         notes.append(
             f"training did not raise {recipe.evaluation.choose_by} on the validation classes above the "
-            f"{before_name(recipe)} model's {shown(recipe.evaluation.choose_by, choice)}: that model is kept"
+            f"{before['kept']} model's {shown(recipe.evaluation.choose_by, choice)}: that model is kept"
         )
     if choice is None:
         notes.append("no validation classes were held out: the last checkpoint is the model")

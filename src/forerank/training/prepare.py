@@ -141,6 +141,7 @@ def complete_recipe(recipe: Recipe, train: Table, processes: int, device: str) -
         precision=recipe.precision if recipe.precision != "auto" else "bf16" if _has_bf16(kind) else "fp32",
         batch=replace(b, batch_size=size),
     )
+    _check_whitening(complete)
     complete = dataclasses.replace(complete, optimiser=replace(complete.optimiser, lr=peak_rate(complete)))
     return fit_method(complete, train)
 
@@ -234,6 +235,15 @@ def _check_rates(recipe: Recipe) -> None:
         raise InputError("precision fp16 needs a GPU: on a CPU give precision=bf16 or fp32")
     if recipe.mode == "head" and recipe.model.embedding_dim is None:
         raise InputError("mode=head needs model.embedding_dim: without a head there is nothing to train")
+
+
+def _check_whitening(recipe: Recipe) -> None:
+    m = recipe.model
+    if m.shrinkage is not None and not 0 < m.shrinkage < math.inf:
+        raise InputError(f"model.shrinkage must be above 0 and finite, not {m.shrinkage}")
+    if m.head_start == "whitening" and (recipe.mode != "head" or m.layer_norm):
+        raise InputError("head_start=whitening is computed from cached features: it needs mode=head and "
+                         "layer_norm=false")  # fmt: skip
 
 
 def _nearest_multiple(value: int, of: int) -> int:

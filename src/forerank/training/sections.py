@@ -52,8 +52,13 @@ class ModelSection:
         "auto", "how the feature map becomes one vector; auto: gem where it suits the backbone"
     )
     layer_norm: bool = setting(False, "layer norm before the linear embedding")
-    head_start: Literal["features", "random"] = setting(
-        "features", "a new head keeps what the features say, or starts as torch's linear layer (the paper)"
+    head_start: Literal["features", "random", "whitening", "auto"] = setting(
+        "features",
+        "a new head keeps the features; random: torch's linear layer (the paper); whitening: within classes; "
+        "auto: features or whitening, by validation (both need mode=head)",
+    )
+    shrinkage: float | None = setting(
+        None, "of the whitening: 0.003 whitens nearly fully, 1 a little; null: chosen by validation"
     )
     slices: int = setting(1, "parts of the embedding that are normalised each by itself")
     pretrained: bool = setting(True, "start from the backbone's published weights")
