@@ -8,18 +8,14 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this file is also run as a program
+from pretend_device import DEVICE
 from torch import Tensor, nn
 
 from forerank.losses import CrossBatchMemory, create_loss
 from forerank.losses.registry import loss_names
-from pretend_device import DEVICE
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 0, 2, 4, 4])
-IMAGES = [
-    torch.arange(12),
-    torch.arange(12) * 2,
-    torch.arange(12) // 2 * 3,
-]  # one comes back, one comes twice
+IMAGES = [torch.arange(12), torch.arange(12) * 2, torch.arange(12) // 2 * 3]  # one comes back, one comes twice
 
 
 def vectors(count: int, seed: int) -> Tensor:
@@ -108,9 +104,7 @@ def work(rank: int, folder: str) -> None:
         for kind, images in (("plain", None), ("memory", IMAGES[0]), ("memory", IMAGES[2])):
             batch = vectors(12, 0)[mine].to(device).requires_grad_()
             labels = LABELS[mine].to(device)
-            value = (
-                loss(batch, labels) if images is None else bank(batch, labels, ids=images[mine].to(device))
-            )
+            value = loss(batch, labels) if images is None else bank(batch, labels, ids=images[mine].to(device))
             value.backward()
             assert batch.grad is not None
             found.setdefault((device, kind), []).extend([value.detach().cpu(), batch.grad.cpu()])

@@ -5,25 +5,18 @@ from typing import Any
 
 import pytest
 import torch
+from pretend_device import DEVICE
 from safetensors.torch import load_file
 
 from forerank.training import load_recipe, read_history, train
 from forerank.training.methods import METHODS
-from pretend_device import DEVICE
 
 from .conftest import CALM, draw_images
 
 SHORT = [*CALM, "steps=3", "every=3", "report=false", "precision=fp32"]
 PRETRAINED = ["backbone=efficientnet-lite0", "pretrained=true", "image_size=32", "pooling=auto"]
 MODES = {
-    "full": [
-        "report=true",
-        "nmi=true",
-        "clip=1.0",
-        "clip_value=0.1",
-        "head_warmup=1",
-        "schedule.kind=cosine",
-    ],
+    "full": ["report=true", "nmi=true", "clip=1.0", "clip_value=0.1", "head_warmup=1", "schedule.kind=cosine"],
     "micro-batch": ["micro_batch=3"],
     "micro-batch, read twice": ["micro_batch=3", "hold_mb=0"],
     "memory": ["memory=40"],
@@ -65,9 +58,7 @@ def test_every_mode_ends_as_on_the_cpu(few_images: Path, tmp_path: Path, mode: s
     assert here.keys() == there.keys()
     # Normalisation of a channels-last picture adds up in another order on an accelerator.
     for name in here:
-        torch.testing.assert_close(
-            there[name], here[name], rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(there[name], here[name], rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
     losses = [[row["loss"] for row in figures(run) if "loss" in row] for run in runs.values()]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5, abs=1e-6)
     assert len(set(losses[0])) == 3
@@ -78,15 +69,7 @@ def test_every_mode_ends_as_on_the_cpu(few_images: Path, tmp_path: Path, mode: s
 def test_a_head_on_cached_features_is_the_same_to_the_last_bit(few_images: Path, tmp_path: Path) -> None:
     runs = {device: tmp_path / device for device in ("cpu", DEVICE)}
     for device, run in runs.items():
-        values = [
-            *SHORT,
-            *PRETRAINED,
-            "mode=head",
-            "memory=40",
-            "ema=0.9",
-            "micro_batch=4",
-            f"device={device}",
-        ]
+        values = [*SHORT, *PRETRAINED, "mode=head", "memory=40", "ema=0.9", "micro_batch=4", f"device={device}"]
         train(load_recipe(few_images, values), run)
     here, there = (end_of(run) for run in runs.values())
     assert [name for name in here if not torch.equal(here[name], there[name])] == []

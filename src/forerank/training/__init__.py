@@ -21,6 +21,7 @@ _HOMES = {
     "Outcome": "outcome",
     "embed_run": "run_evaluation",
     "evaluate_run": "run_evaluation",
+    "refit": "refitting",
     "train": "loop",
 }
 
@@ -38,6 +39,7 @@ __all__ = [
     "prepare_run",
     "read_history",
     "recipe_names",
+    "refit",
     "remove_finished_run",
     "train",
 ]
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from forerank.training.processes import is_first_process, joined
     from forerank.training.recipe import Recipe, load_recipe, override, recipe_names
     from forerank.training.record import is_run, prepare_run, read_history, remove_finished_run
+    from forerank.training.refitting import refit
     from forerank.training.run_evaluation import embed_run, evaluate_run
 
 

@@ -229,7 +229,8 @@ def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
         model = build(None if plain else m.embedding_dim or None)
         if not plain and m.embedding_dim == 0:
             model = build(model.feature_dim)
-    model.preprocessing = model.preprocessing.with_crop(recipe.data.crop)
+    d = recipe.data
+    model.preprocessing = model.preprocessing.with_training_view(d.crop, d.colour, d.erase)
     if m.image_size is not None:
         model.preprocessing = model.preprocessing.at_size(m.image_size)
         _check_size(model, "model.image_size", m.image_size)

@@ -1,5 +1,6 @@
 """Before and after: the model is measured before training, the chosen one after it; results and report."""
 
+import shlex
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ from forerank.errors import ForerankError
 from forerank.metrics import Evaluation
 from forerank.metrics.registry import is_better, shown, title, told
 from forerank.models import EmbeddingModel, load_model, save_model
+from forerank.models.storage import REFIT
 from forerank.report import Choice, write_report
+from forerank.report.plain_words import plain_sentence, plain_warnings
 from forerank.training.assemble import Assembly, build_model, encode
 from forerank.training.batches import SMALL_IMAGES
+from forerank.training.catalogue import catalogue_sentence, measure_catalogue
 from forerank.training.checkpoint import BEST, save_state, write_checkpoint
 from forerank.training.measure import embed, image_part, measure
 from forerank.training.prepare import starts_from_saved
@@ -37,8 +41,14 @@ class Outcome:
 
     def __str__(self) -> str:
         kept = self.results.get("kept")
-        test = self.results["test"]
-        return results_table({(after_name(kept) if name == "trained" else name): test[name] for name in test})
+        test, words = self.results["test"], self.results["words"]
+        if not test:
+            return str(words["sentence"])
+        table = results_table(
+            {(after_name(kept) if name == "trained" else name): test[name] for name in test}
+        )
+        about = [words["sentence"], *[f"Note: {text}." for text in [*words["warnings"], *words["which"]]]]
+        return "\n".join([*about, "", table])
 
 
 def results_table(test: Mapping[str, Mapping[str, float]]) -> str:
@@ -73,8 +83,11 @@ def after_name(kept: str | None) -> str:
     return "trained" if kept is None else f"kept: {kept}"
 
 
-def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
+def measure_before(run: Path, a: Assembly, earlier: Mapping[str, Evaluation]) -> dict[str, Any]:
     """Measure the model as it came, keep it as the first `best`, and remember the numbers.
+
+    Args:
+        earlier: rows of the test part that stand before those measured here.
 
     Returns:
         "choice": the choosing figure of the part that chooses (None without one); "kept": the row of the best
@@ -84,7 +97,7 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     stored = run / BEFORE
     if stored.exists() and (run / BEST).exists():
         advice = f"remove {run} to start again"
-        known = read_json(stored, ("choice", "kept", "test", "start"), advice)
+        known = read_json(stored, ("choice", "plain", "kept", "test", "start"), advice)
         try:
             tests = {name: Evaluation.from_dict(value) for name, value in known["test"].items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -96,13 +109,15 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     def encode_plain(inputs: torch.Tensor) -> torch.Tensor:
         return encode(plain, inputs, recipe, processes.device)
 
-    evaluations: dict[str, Evaluation] = {}  # the model itself first: it is the "before" of the headline
+    # The first row is the "before" of the headline.
+    evaluations = dict(earlier)
     name = before_name(recipe)
-    if recipe.evaluation.report or a.chooser is a.test:
+    report = recipe.evaluation.report and len(a.test.table) > 0
+    if report or a.chooser is a.test:
         evaluations[name] = measure(
             embed(encode_plain, a.test, recipe, processes), recipe, processes, full=True
         )
-    if recipe.evaluation.report and plain.preprocessing.resize <= SMALL_IMAGES:
+    if report and plain.preprocessing.resize <= SMALL_IMAGES:
         pixels = image_part(a.test.table, plain.preprocessing, recipe, "test", cache=True)
         evaluations["pixels"] = measure(
             embed(_pixels, pixels, recipe, processes), recipe, processes, full=True
@@ -114,15 +129,13 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     best, kept = plain, name
     if a.head_start is not None:
         whitened = _with_head(a.model, a.head_start.whitening)
-        figures = _measure_whitened(whitened, a, evaluations)
-        if a.head_start.taken and (
-            choice is None
-            or is_better(recipe.evaluation.choose_by, figures[recipe.evaluation.choose_by], choice)
-        ):
-            best, kept = whitened, WHITENED
-            choice = None if choice is None else float(figures[recipe.evaluation.choose_by])
+        figure = _measure_whitened(whitened, a, evaluations)
+        better = figure is None or choice is None or is_better(recipe.evaluation.choose_by, figure, choice)
+        if a.head_start.taken and better:
+            best, kept, choice = whitened, WHITENED, figure
     known = {
         "choice": choice,
+        "plain": None if chooser is None else float(chooser[recipe.evaluation.choose_by]),
         "kept": kept,
         "start": None
         if a.head_start is None
@@ -156,10 +169,8 @@ def _with_head(model: EmbeddingModel, weight: torch.Tensor) -> EmbeddingModel:
     return copy
 
 
-def _measure_whitened(
-    model: EmbeddingModel, a: Assembly, evaluations: dict[str, Evaluation]
-) -> Mapping[str, float]:
-    """Add the row of the whitened model to the test rows; the figures of the part that chooses."""
+def _measure_whitened(model: EmbeddingModel, a: Assembly, evaluations: dict[str, Evaluation]) -> float | None:
+    """Add the row of the whitened model to the test rows; its figure on the part that chooses."""
     recipe, processes = a.recipe, a.processes
 
     def encode_whitened(inputs: torch.Tensor) -> torch.Tensor:
@@ -169,10 +180,9 @@ def _measure_whitened(
         embedded = embed(encode_whitened, a.test, recipe, processes)
         evaluations[WHITENED] = measure(embedded, recipe, processes, full=True)
     if a.chooser is None:
-        return {}
-    if a.chooser is a.test and evaluations:
-        return evaluations[WHITENED]
-    return measure(embed(encode_whitened, a.chooser, recipe, processes), recipe, processes, full=False)
+        return None
+    embedded = embed(encode_whitened, a.chooser, recipe, processes)
+    return float(measure(embedded, recipe, processes, full=False)[recipe.evaluation.choose_by])
 
 
 def _pixels(images: torch.Tensor) -> torch.Tensor:
@@ -196,52 +206,108 @@ def measure_after(
 ) -> Outcome:
     """Measure the chosen model on the test part, write results and report."""
     recipe, processes = a.recipe, a.processes
-    chosen = load_model(run / BEST).to(processes.device).eval()
-    embedded = embed(lambda x: encode(chosen, x, recipe, processes.device), a.test, recipe, processes)
-    after = measure(embedded, recipe, processes, full=True)
     kept = before["kept"] if state["best_step"] == 0 else None
-    evaluations = {**before["test"], "trained": after}
     notes = notes_of(recipe, state, before, [*a.test.table.notes, *about_data])
-    seconds = sum(row.get("seconds", 0.0) for row in record.history)
     results = {
-        "test": {name: _numbers(e) for name, e in evaluations.items()},
+        "test": {},
         "kept": kept,
         "start": before["start"],
         "best_step": state["best_step"],
         "steps": state["step"],
+        "planned_steps": state["planned"],
         "validation": {
             "figure": recipe.evaluation.choose_by,
+            "plain": before["plain"],
             "before": before["choice"],
             "best": state["best"] if before["choice"] is not None else None,
         },
-        "training_seconds": round(seconds, 1),
+        "training_seconds": round(sum(row.get("seconds", 0.0) for row in record.history), 1),
         "waited_seconds": round(sum(row.get("waited", 0.0) for row in record.history), 1),
+        "catalogue": None,
         "notes": notes,
         "broken": state["broken"],
-        "report": str(run / "report.html") if recipe.evaluation.report else None,
+        "report": None,
         "versions": versions(),
     }
-    record.add(state["step"], test=_numbers(after))
+    if recipe.data.all_classes:
+        classes = len(a.train.table.classes)
+        sentence = f"Trained on all {classes:,} classes; no class is left to measure this model on."
+        results["words"] = {"sentence": sentence, "warnings": [], "which": []}
+    else:
+        results |= _measure_chosen(run, a, before, record, state, kept, notes)
     if processes.first:
         for note in notes:
             say(note)
-        if recipe.evaluation.report:
-            write_report(
-                run / "report.html",
-                title=f"{recipe.name}: {recipe.loss.name} on {a.test.table.name}",
-                evaluations={**before["test"], after_name(kept): after},
-                table=embedded.table,
-                embeddings=embedded.vectors,
-                labels=embedded.table.label,
-                history=record.history,
-                choice=_choice(recipe, state, before["choice"]),
-                recipe=nested(recipe),
-                versions=versions(),
-                notes=notes,
-            )
         write_json(run / RESULTS, results)
     wait_for_all(processes)
     return Outcome(run, results)
+
+
+def _measure_chosen(
+    run: Path,
+    a: Assembly,
+    before: Mapping[str, Any],
+    record: Record,
+    state: Mapping[str, Any],
+    kept: str | None,
+    notes: list[str],
+) -> dict[str, Any]:
+    """The results of the test part: figures, the whole catalogue, words; the report."""
+    recipe, processes = a.recipe, a.processes
+    chosen = load_model(run / BEST).to(processes.device).eval()
+    embedded = embed(lambda x: encode(chosen, x, recipe, processes.device), a.test, recipe, processes)
+    after = measure(embedded, recipe, processes, full=True)
+    evaluations = {**before["test"], "trained": after}
+    first = next(iter(before["test"].values()), None)
+    labels = embedded.table.label
+    which, catalogue = [], None
+    if recipe.evaluation.report:
+        catalogue = measure_catalogue(chosen, a)
+        if catalogue is not None:
+            which.append(catalogue_sentence(catalogue, len(embedded.table.classes), after["recall@1"]))
+        which.append(
+            f"all these numbers belong to the model in {run / BEST}; --refit puts one that learned from all "
+            f"classes into {run / REFIT}, which has no number of its own"
+        )
+    words: dict[str, Any] = {
+        "sentence": plain_sentence(first, after, changed=kept is None or kept == WHITENED),
+        "warnings": plain_warnings(first, after, labels),
+        "which": which,
+    }
+    record.add(state["step"], test=_numbers(after))
+    if processes.first and recipe.evaluation.report:
+        write_report(
+            run / "report.html",
+            title=f"{recipe.name}: {recipe.loss.name} on {a.test.table.name}",
+            sentence=words["sentence"],
+            evaluations={**before["test"], after_name(kept): after},
+            table=embedded.table,
+            embeddings=embedded.vectors,
+            labels=labels,
+            history=record.history,
+            choice=_choice(recipe, state, before["choice"]),
+            recipe=nested(recipe),
+            versions=versions(),
+            notes=[*words["warnings"], *which, *notes, f"Next: {next_command(run, recipe)}"],
+        )
+    return {
+        "test": {name: _numbers(e) for name, e in evaluations.items()},
+        "catalogue": catalogue,
+        "words": words,
+        "next": next_command(run, recipe),
+        "report": str(run / "report.html") if recipe.evaluation.report else None,
+    }
+
+
+def next_command(run: Path, recipe: Recipe) -> str:
+    """What to do with a trained model, with the paths of this run in it.
+
+    >>> next_command(Path("runs/birds"), Recipe())
+    'forerank index runs/birds glyphs -o runs/birds/index && forerank serve runs/birds/index'
+    """
+    images = shlex.quote(recipe.data.root or recipe.data.source)
+    model, index = shlex.quote(str(run)), shlex.quote(str(run / "index"))
+    return f"forerank index {model} {images} -o {index} && forerank serve {index}"
 
 
 def _choice(recipe: Recipe, state: Mapping[str, Any], before: float | None) -> Choice | None:
@@ -280,4 +346,4 @@ def _numbers(evaluation: Mapping[str, Any]) -> dict[str, float]:
 def finished_outcome(run: Path) -> Outcome:
     """The outcome of a run that has ended."""
     advice = f"remove {run / RESULTS} to measure the end of the run again"
-    return Outcome(run, read_json(run / RESULTS, ("test", "report"), advice))
+    return Outcome(run, read_json(run / RESULTS, ("test", "report", "words", "planned_steps"), advice))

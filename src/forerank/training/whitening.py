@@ -66,7 +66,8 @@ def whitening_weight(spread: Spread, shrinkage: float, width: int) -> Tensor:
         _, strongest = torch.linalg.eigh(weight @ spread.total @ weight.T)
         weight = strongest[:, -width:].flip(1).T @ weight
     # As large as a head of orthonormal rows, so that learning rates mean the same.
-    return (weight * (width**0.5 / weight.norm())).float()
+    scaled: Tensor = weight * (width**0.5 / weight.norm())
+    return scaled.float()
 
 
 @dataclass(frozen=True)
