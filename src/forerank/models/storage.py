@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from forerank.models.embedding import EmbeddingModel
 
 FORMAT, VERSION = "forerank-model", 1
+# Where a run keeps the model that was trained once more, on all classes.
+REFIT = "refit"
 
 
 def save_model(model: "EmbeddingModel", folder: str | Path) -> None:
@@ -38,6 +40,17 @@ def saved_folder(name: str) -> Path | None:
         if (place / "model.safetensors").is_file() and (place / "model.json").is_file():
             return place
     return None
+
+
+def shipped_model(name: str) -> str:
+    """The model to use of a run: the one trained on all classes if it is finished, else the run's own.
+
+    >>> shipped_model("efficientnet-lite0")
+    'efficientnet-lite0'
+    """
+    refit = Path(name).expanduser() / REFIT
+    finished = (refit / "results.json").is_file() and saved_folder(str(refit)) is not None
+    return str(refit) if finished else name
 
 
 def load_model(folder: str | Path) -> "EmbeddingModel":

@@ -22,6 +22,7 @@ _HOMES = {
     "choose_run_reranking": "run_evaluation",
     "embed_run": "run_evaluation",
     "evaluate_run": "run_evaluation",
+    "refit": "refitting",
     "train": "loop",
 }
 
@@ -40,6 +41,7 @@ __all__ = [
     "prepare_run",
     "read_history",
     "recipe_names",
+    "refit",
     "remove_finished_run",
     "train",
 ]
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from forerank.training.processes import is_first_process, joined
     from forerank.training.recipe import Recipe, load_recipe, override, recipe_names
     from forerank.training.record import is_run, prepare_run, read_history, remove_finished_run
+    from forerank.training.refitting import refit
     from forerank.training.run_evaluation import choose_run_reranking, embed_run, evaluate_run
 
 
