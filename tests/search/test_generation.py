@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from forerank.errors import InputError
+from forerank.files import json_with_checksum, read_json_with_checksum
 from forerank.search import Row, generation, open_engine
 from forerank.search.journal import Journal
 
@@ -153,8 +154,8 @@ def test_an_index_of_a_newer_format_is_refused(tmp_path, fill, make_rows, random
     engine = open_engine(tmp_path / "index")
     fill(engine, make_rows(["a/1.png"]), random_vectors(1))
     file = next((tmp_path / "index").glob("generation-*/meta.json"))
-    file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
-    with pytest.raises(InputError, match="index format 3; this version reads 2"):
+    file.write_text(json_with_checksum({**read_json_with_checksum(file), "format": 4}))
+    with pytest.raises(InputError, match="index format 4; this version reads 3"):
         open_engine(tmp_path / "index").meta()
 
 
