@@ -10,7 +10,6 @@ import sys
 from campaigns.page import write_page
 from campaigns.registry import CAMPAIGNS
 from campaigns.tally import run_campaign, write_result
-
 from forerank.errors import unknown
 
 

@@ -45,10 +45,11 @@ NUMBERS = (
     2**31 - 1,
     2**32 - 1,
 )
+TIFF_COMPRESSIONS = ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", "group4")
 # Format -> modes, each with the options it is saved with.
 PLAIN: tuple[dict[str, Any], ...] = ({},)
 WAYS: dict[str, tuple[tuple[str, ...], tuple[dict[str, Any], ...]]] = {
-    "JPEG": (("RGB", "L", "CMYK"), ({}, {"progressive": True}, {"subsampling": 2}, {"exif": b"Exif\0\0rotated"})),
+    "JPEG": (("RGB", "L", "CMYK"), ({}, {"progressive": True}, {"subsampling": 2}, {"exif": b"Exif\0\0"})),
     "PNG": (("RGB", "L", "RGBA", "LA", "P", "1", "I;16"), ({}, {"bits": 2})),
     "WEBP": (("RGB", "RGBA"), ({}, {"lossless": True})),
     "GIF": (("P", "L", "RGB"), ({}, {"interlace": 0}, {"save_all": True, "append_images": 2})),
@@ -56,7 +57,7 @@ WAYS: dict[str, tuple[tuple[str, ...], tuple[dict[str, Any], ...]]] = {
     "DIB": (("RGB", "L"), PLAIN),
     "TIFF": (
         ("RGB", "L", "1", "P", "CMYK", "RGBA", "I;16", "F"),
-        tuple({"compression": c} for c in ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", "group4")),
+        tuple({"compression": c} for c in TIFF_COMPRESSIONS),
     ),
     "PPM": (("RGB", "L", "1", "I;16"), PLAIN),
     "JPEG2000": (("RGB", "L", "RGBA"), ({}, {"irreversible": True}, {"tile_size": (16, 16)})),

@@ -16,7 +16,7 @@ import numpy as np
 
 from forerank import files
 from forerank.console import say
-from forerank.errors import InputError
+from forerank.errors import InputError, MissingExtraError
 from forerank.search import generation, hnsw
 from forerank.search.engine import EVERYTHING, Abilities, Filter, Meta, RowNeighbours, Vectors
 from forerank.search.exact import top_k, top_k_among
@@ -249,7 +249,9 @@ def _open_current(index: Path) -> _Opened | None:
             return None
         try:
             return _Opened(folder)
-        except (OSError, ValueError, KeyError, sqlite3.DatabaseError) as error:
+        except MissingExtraError:
+            raise
+        except Exception as error:  # damaged files raise errors of many types
             if attempt < 9 and generation.current(index) != folder:
                 continue
             if isinstance(error, InputError):

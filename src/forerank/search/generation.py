@@ -29,10 +29,10 @@ COLUMNS = "id, path, label, content, size, modified, columns"
 def current(index: Path) -> Path | None:
     """The generation in force, or None where there is none."""
     try:
-        name = (index / CURRENT).read_text(encoding="utf-8").strip()
+        name = (index / CURRENT).read_text(encoding="utf-8", errors="replace").strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if not name.startswith("generation-") or "/" in name:
+    if not name.startswith("generation-") or "/" in name or "\0" in name:
         raise InputError(f"{index / CURRENT} is damaged: it names {name[:40]!r}: {AGAIN}")
     return index / name
 

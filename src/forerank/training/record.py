@@ -43,7 +43,7 @@ def recipe_source(source: str | Path) -> Path | str:
     text, mark, told = file.read_text(encoding="utf-8", errors="replace").rpartition(RECIPE_CHECKSUM)
     if mark and told.strip() == _text_checksum(text):
         return file
-    if mark or _has_saved(Path(source)):
+    if mark or (Path(source) / LAST).exists():  # the lines at the end were changed or cut off
         raise InputError(
             f"{file} is not as the run wrote it (its checksum does not fit): put it back, or give the "
             "values on the command line, with another --run"
