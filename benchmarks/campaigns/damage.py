@@ -22,7 +22,7 @@ from campaigns.pictures import QUICK, draw_stripes
 from campaigns.tally import Tally
 from forerank.errors import ForerankError
 
-LONGEST = 900.0  # seconds; what is not done by then is not counted
+LONGEST = 600.0  # seconds; what is not done by then is not counted
 
 
 @dataclass(frozen=True)

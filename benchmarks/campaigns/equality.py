@@ -13,7 +13,7 @@ from campaigns.tally import Tally
 from forerank import evaluate
 from forerank.losses import PNPLoss, RankingLoss, SmoothAPLoss
 
-LONGEST = 900.0  # seconds; what is not done by then is not counted
+LONGEST = 600.0  # seconds; what is not done by then is not counted
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 Count = Callable[[Tensor, Tensor], Tensor]  # negatives before (soft), positives before (soft) -> cost
 
