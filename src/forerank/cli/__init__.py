@@ -62,6 +62,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "search": ("forerank.cli.search:search", "Find the images of an index nearest to a picture."),
     "serve": ("forerank.cli.serve:serve", "Open the search page of an index."),
     "train": ("forerank.cli.train:train", "Train on a folder of images or by a recipe; resume a run."),
+    "verify": (
+        "forerank.cli.verify:verify",
+        "Read every byte of an index and compare its checksums.",
+    ),
 }
 
 # Verbs that keep what they have done so far.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerank import __version__
 from forerank.errors import InputError
-from forerank.files import write_atomically
+from forerank.files import checksum_metadata, load_tensors, write_atomically
 
 if TYPE_CHECKING:
     from forerank.models.embedding import EmbeddingModel
@@ -28,7 +28,7 @@ def save_model(model: "EmbeddingModel", folder: str | Path) -> None:
     folder = Path(folder)
     about = {"format": FORMAT, "version": VERSION, "forerank": __version__, **model.spec}
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
-    content = save(weights, metadata={FORMAT: json.dumps(about)})
+    content = save(weights, metadata=checksum_metadata(weights, {FORMAT: json.dumps(about)}))
     write_atomically(folder / "model.json", json.dumps(about, indent=2))
     write_atomically(folder / "model.safetensors", content)
 
@@ -59,9 +59,6 @@ def load_model(folder: str | Path) -> "EmbeddingModel":
     Raises:
         InputError: no model there, or a file that is damaged, foreign or of a newer format.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     from forerank.models.backbones import load_weights
     from forerank.models.embedding import build_from_spec
 
@@ -72,14 +69,11 @@ def load_model(folder: str | Path) -> "EmbeddingModel":
         )
     file = place / "model.safetensors"
     about = _about(file)
+    weights, _ = load_tensors(file)
     try:
         model = build_from_spec(about)
     except (KeyError, TypeError) as error:
         raise InputError(f"{file} does not describe a complete model: {error}") from error
-    try:
-        weights = load_file(file)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(f"{file} is damaged: {error}") from error
     load_weights(model, weights, str(file))
     return model.eval()
 

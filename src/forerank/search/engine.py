@@ -143,6 +143,9 @@ class Engine(Protocol):
     def map_file(self) -> Path | None:
         """Where a map of this index is kept, whether it is there or not; None if there is no place for it."""
 
+    def verify(self) -> int:
+        """Read everything and compare it with its checksums; the number of bytes. Damage is an InputError."""
+
     def close(self) -> None:
         """Let go of files and connections."""
 

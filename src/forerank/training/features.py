@@ -9,12 +9,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from forerank.console import say
 from forerank.data import Table
-from forerank.files import write_atomically
+from forerank.files import DamagedFileError, checksum_metadata, load_tensors, write_atomically
 from forerank.models import EmbeddingModel
 from forerank.models.embedding import channels_last
 from forerank.models.feature_cache import find_features, image_states
@@ -128,8 +128,8 @@ def start_from_principal_axes(head: nn.Linear, features: Tensor) -> None:
 
 def _read(file: Path, table: Table) -> tuple[Tensor, Table] | None:
     try:
-        stored = load_file(file)
-    except (OSError, SafetensorError):
+        stored, _ = load_tensors(file)
+    except (OSError, DamagedFileError):  # it is computed again
         return None
     readable = stored["readable"].numpy().astype(bool)
     return stored["features"], table if readable.all() else table.where(readable)
@@ -147,6 +147,6 @@ def _write(file: Path, embedded: Embedded, table: Table) -> None:
         "readable": torch.from_numpy(readable.astype(np.uint8)),
     }
     try:
-        write_atomically(file, lambda fresh: save_file(tensors, fresh))
+        write_atomically(file, lambda fresh: save_file(tensors, fresh, checksum_metadata(tensors)))
     except (OSError, SafetensorError) as error:
         say(f"features are not kept for the next run: {error}")

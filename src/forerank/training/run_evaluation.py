@@ -13,7 +13,7 @@ from forerank.training.measure import Embedded, embed, measure
 from forerank.training.prepare import open_parts
 from forerank.training.processes import joined
 from forerank.training.recipe import Recipe, load_recipe
-from forerank.training.record import RECIPE, is_run
+from forerank.training.record import RECIPE, is_run, recipe_source
 
 
 def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
@@ -21,7 +21,7 @@ def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
     run = Path(run)
     if not is_run(run):
         raise InputError(f"{run} is not a run folder: it has no {RECIPE}")
-    recipe = load_recipe(run / RECIPE, ["device=auto", "train_size=null"])
+    recipe = load_recipe(recipe_source(run), ["device=auto", "train_size=null"])
     with joined(choose_device(recipe.device)) as processes:
         model = load_model(run / BEST).to(processes.device).eval()
         table = open_parts(recipe)[split]
