@@ -84,14 +84,15 @@ class LeftOutError(Exception):
     """A check does not apply here; the message says why."""
 
 
-def self_test(device: str = "auto", seconds: float = SECONDS) -> Report:
+def self_test(device: str = "auto", seconds: float | None = None) -> Report:
     """Check the accelerator of this machine, or the CPU if there is none.
 
     Args:
         device: as `choose_device` takes it.
-        seconds: no check begins later than that.
+        seconds: no check begins later than that; default `SECONDS`.
     """
     place = torch.device(choose_device(device))
+    seconds = SECONDS if seconds is None else seconds
     end = time.monotonic() + seconds
     checks: list[Check] = []
     for name, check in _checks(place, end):
