@@ -118,7 +118,7 @@ def test_explain(open_page, site, photograph):
     page.click("#tab-explain")
     page.wait_for_selector("#figure svg")
     before = page.inner_html("#figure")
-    photograph(page, "search-penalties")
+    photograph(page, "search-explain")
     page.select_option("#loss", "PNP-O")
     page.wait_for_function("before => { const now = document.getElementById('figure').innerHTML;"
                            " return now.includes('<svg') && now !== before; }", arg=before)  # fmt: skip
@@ -244,6 +244,7 @@ def test_a_trained_run_becomes_a_page_in_two_commands(open_page, serving, tmp_pa
     short = ["steps=60", "every=60", "batch_size=128", "lr=2e-3", "report=false", "nmi=false"]
     assert command(["train", "glyphs", *short, "--run", str(run)]) == 0
     assert command(["index", str(run), "glyphs", "--split", "test", "-o", str(address)]) == 0
+    assert command(["map", str(address)]) == 0
     with serving(Index.open(address), title="Glyphs") as site:
         page = open_page(site)
         shown(page)
@@ -256,3 +257,7 @@ def test_a_trained_run_becomes_a_page_in_two_commands(open_page, serving, tmp_pa
         shown(page)
         assert page.locator(".tile.good").count() >= 3  # of 24; by chance 0.05
         photograph(page, "search-glyphs")
+        page.click("#to-map")
+        page.wait_for_function("() => document.getElementById('map-canvas')?.dataset.milliseconds")
+        assert "Near points are similar images" in page.inner_text("#map-status")
+        photograph(page, "search-map")

@@ -40,14 +40,13 @@ def painted(page):
     )
 
 
-def test_the_map_and_a_lasso(open_page, map_site, mapped, photograph, shown):
+def test_the_map_and_a_lasso(open_page, map_site, mapped):
     from forerank.search.map import read_map
 
     page = open_page(map_site)
     page.click("#to-map")
     assert painted(page) > 80
     assert page.url.endswith("?view=map")
-    photograph(page, "search-map")
     # A lasso around the left half chooses exactly the images that lie there.
     made = read_map(mapped)
     page.check("#map-lasso")

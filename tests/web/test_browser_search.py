@@ -203,7 +203,7 @@ def test_the_keyboard_comes_back_to_where_it_left(open_page, shop_site, shown):
     page.wait_for_function("() => document.activeElement.dataset.id === '3' && !location.search")
 
 
-def test_the_camera_of_a_phone(open_page, shop_site, picture, shown, photograph):
+def test_the_camera_of_a_phone(open_page, shop_site, picture):
     page = open_page(shop_site, viewport={"width": 390, "height": 780}, has_touch=True, is_mobile=True)
     page.wait_for_selector("#photograph", state="visible")
     assert page.locator("#camera").get_attribute("capture") == "environment"
@@ -211,8 +211,6 @@ def test_the_camera_of_a_phone(open_page, shop_site, picture, shown, photograph)
     answered(page)
     assert "yellow" in page.locator(".tile .name").first.inner_text()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    shown(page)
-    photograph(page, "search-camera")
 
 
 def test_the_page_works_below_another_path(open_page, shop, picture):

@@ -178,3 +178,17 @@ def test_a_threshold_is_not_used_for_combined_examples(shapes_index, retriever, 
         assert client.get("/api/search?like=1").json()["found"] is False
         both = client.get("/api/search?like=1&like=2").json()
         assert (both["found"], both["threshold"]) == (True, None)
+
+
+def test_several_rows_in_the_order_asked_for(client):
+    assert [row["id"] for row in client.get("/api/rows?id=7&id=3&id=40").json()] == [7, 3, 40]
+    assert client.get("/api/rows?id=7&id=999").status_code == 404
+    assert client.get("/api/rows?id=-1").status_code == 422
+    assert client.get(f"/api/rows?id={2**70}").status_code == 422
+
+
+def test_an_index_without_map_or_threshold_says_how_to_get_them(client):
+    for address, command in (("/api/map", "forerank map"), ("/api/threshold", "forerank calibrate")):
+        answer = client.get(address)
+        assert answer.status_code == 404
+        assert command in answer.json()["error"]

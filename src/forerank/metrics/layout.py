@@ -68,4 +68,5 @@ def _between_0_and_1(places: NDArray[np.float32]) -> NDArray[np.float32]:
     """The same shape, its longer side from 0 to 1, the shorter one in the middle."""
     low, high = places.min(axis=0), places.max(axis=0)
     longest = max(float((high - low).max()), 1e-9)
-    return ((places - (low + high) / 2) / longest + 0.5).astype(np.float32)
+    fitted: NDArray[np.float32] = ((places - (low + high) / 2) / longest + 0.5).astype(np.float32)
+    return fitted

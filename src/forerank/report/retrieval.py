@@ -15,6 +15,7 @@ from forerank.ranking.hard_rows import UnitRows, unit_rows
 from forerank.report import charts, readings
 from forerank.report.choice import easiest, hardest
 from forerank.report.gallery import Pictures, pair_card, query_card, rank_bins
+from forerank.report.map_figure import map_section
 from forerank.report.penalties import derivative
 from forerank.report.ranking_figure import Ranking, rank_query, ranking_svg
 from forerank.report.summary import Section
@@ -79,7 +80,7 @@ def retrieval(
     similarities = similarity_histogram(
         rows, label_codes(codes, len(rows), "labels"), sampled, gallery, ignore=hidden, sample=len(sampled)
     )
-    sections = [_distributions(similarities, each, evaluations, told)]
+    sections = [_distributions(similarities, each, evaluations, told), map_section(rows, pictures.names)]
     sections.append(Section("hard", "Hardest queries", hard + cards(worst) if len(worst) else ""))
     fine = '<p class="under">For balance: the best query of each of a few classes.</p>'
     sections.append(Section("easy", "Queries that go well", fine + cards(best)))

@@ -29,4 +29,5 @@ def combine(positives: Vectors, negatives: Vectors | None = None, share: float =
         query = query - share * unit_vectors(negatives).mean(axis=0)
     if not np.linalg.norm(query) > 1e-6:
         raise InputError("these examples cancel each other out: take one of them away.")
-    return unit_vectors(query)[0]
+    combined: Vectors = unit_vectors(query)[0]
+    return combined

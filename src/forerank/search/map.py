@@ -53,13 +53,13 @@ def make_map(index: Index, *, seed: int = 0) -> int:
         raise InputError(f"{index.engine.address} is empty: there is nothing to draw a map of.")
     vectors = np.concatenate(parts)
     positions = lay_out(vectors, *_nearest(vectors, min(NEIGHBOURS, len(vectors))), seed=seed)
-    stored = {
-        "contents": np.array(list(contents), "S32"),
-        "positions": positions,
-        "model": np.array(index.meta["model"]["fingerprint"]),
-    }
     packed = io.BytesIO()
-    np.savez(packed, **stored)
+    np.savez(
+        packed,
+        contents=np.array(list(contents), "S32"),
+        positions=positions,
+        model=np.array(index.meta["model"]["fingerprint"]),
+    )
     write_atomically(file, packed.getvalue())
     return len(positions)
 

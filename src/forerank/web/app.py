@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from forerank import __version__
@@ -149,12 +150,15 @@ def create_app(
 
     @app.get("/api/rows", responses=REFUSALS)
     def several_rows(
-        number: Annotated[list[int], Query(alias="id", min_length=1, max_length=limits.page)],
+        numbers: Annotated[
+            list[Annotated[int, Field(ge=0, le=LARGEST_ID)]],
+            Query(alias="id", min_length=1, max_length=limits.page),
+        ],
     ) -> list[RowAnswer]:
         """Several indexed images, in the order of their ids in the request."""
         try:
-            return [_row_answer(row) for row in index.engine.rows(number)]
-        except (KeyError, OverflowError):
+            return [_row_answer(row) for row in index.engine.rows(numbers)]
+        except KeyError:
             raise HTTPException(404, "the index does not have all of these rows") from None
 
     @app.get("/api/rows/{number}", responses=REFUSALS)

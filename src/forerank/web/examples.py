@@ -115,7 +115,8 @@ class ExampleVectors:
         row = self.row(example.row)
         if example.box is not None:
             return self.embed(self._pictures.read(row), example.box)
-        return self._index.engine.vectors([row.id])[0]
+        stored: Vectors = self._index.engine.vectors([row.id])[0]
+        return stored
 
     def embed(self, data: bytes, box: Box | None = None) -> Vectors:
         """The unit vector (D,) of an encoded picture, or of a box in it."""
