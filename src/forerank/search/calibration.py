@@ -79,13 +79,17 @@ def promise(stored: Mapping[str, Any]) -> str:
 
     >>> promise({"precision": 0.953, "low": 0.91, "high": 0.97})
     'about 95% of the answers are right (91% to 97%)'
+    >>> promise({"precision": 0.953, "low": 0.91, "high": 1.0})
+    'about 95% of the answers are right (91% or more)'
     >>> promise({"precision": 1.0, "low": 0.93, "high": 1.0})
     'at least 93% of the answers are right'
     """
-    low, precision = (math.floor(100 * stored[name]) for name in ("low", "precision"))
-    if stored["high"] > 0.995:
-        return f"at least {min(low, 99)}% of the answers are right"
-    return f"about {precision}% of the answers are right ({low}% to {math.ceil(100 * stored['high'])}%)"
+    precision, low = (math.floor(100 * stored[name]) for name in ("precision", "low"))
+    low, high = min(low, 99), math.ceil(100 * stored["high"])
+    if precision >= 100:
+        return f"at least {low}% of the answers are right"
+    ends = f"{low}% to {high}%" if high < 100 else f"{low}% or more"
+    return f"about {precision}% of the answers are right ({ends})"
 
 
 def winner_and_support(labels: Sequence[str], similarities: Sequence[float]) -> tuple[str, float]:
