@@ -51,13 +51,16 @@ def search(
     output
         Write the answers as CSV here instead of printing them.
     """
+    from dataclasses import asdict
+
     from forerank.data.image_files import find_images
     from forerank.errors import InputError
     from forerank.files import write_atomically
     from forerank.models import keep_freed_memory
     from forerank.search.answers import answer_files, write_answers
+    from forerank.search.calibration import decide_by_vote
     from forerank.search.engine import EVERYTHING
-    from forerank.search.index import Index
+    from forerank.search.index import Index, Matches
 
     if output is not None:
         if json:
@@ -83,10 +86,16 @@ def search(
             write_answers(answers, sys.stdout, opened.columns)
             say(f"paths start from {root}")
         return
-    matches = opened.search(query, k, condition)
+    voters = ((opened.meta.get("threshold") or {}).get("vote") or {}).get("neighbours", 0)
+    deep = opened.search(query, max(k, voters) if k > 0 else k, condition)
+    decision = decide_by_vote(opened, deep.hits)
+    matches = Matches(deep.hits[:k], deep.threshold)
     if json:
-        print_json({"query": str(query), "root": root, **matches.to_dict()})
+        voted = {} if decision is None else {"vote": asdict(decision)}
+        print_json({"query": str(query), "root": root, **matches.to_dict(), **voted})
         return
+    if decision is not None:
+        print(decision)
     if not matches.found:
         nearest = f", the nearest has similarity {matches[0].similarity:.4f}" if len(matches) else ""
         below = (

@@ -13,7 +13,7 @@ from forerank.metrics.intervals import class_intervals, wilson_interval
 from forerank.ranking.hard_rows import unit_rows
 from forerank.ranking.hard_same import TIE, compared
 from forerank.search.engine import Engine, Vectors
-from forerank.search.index import Index
+from forerank.search.index import Hit, Index
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,7 +40,8 @@ class Calibration:
     what is not in the catalogue at all; its interval comes from resampling the classes of the queries.
 
     With `neighbours` of 1 the answer is the label of the nearest image, and `similarity` is that image's.
-    With more the nearest images vote (see `vote`), and `similarity` is compared with the winner's support.
+    With more the nearest images vote, and `similarity` is compared with the support of the winner (see
+    `winner_and_support`).
     """
 
     similarity: float  # the threshold
@@ -78,29 +79,65 @@ def promise(stored: Mapping[str, Any]) -> str:
 
     >>> promise({"precision": 0.953, "low": 0.91, "high": 0.97})
     'about 95% of the answers are right (91% to 97%)'
+    >>> promise({"precision": 0.953, "low": 0.91, "high": 1.0})
+    'about 95% of the answers are right (91% or more)'
     >>> promise({"precision": 1.0, "low": 0.93, "high": 1.0})
     'at least 93% of the answers are right'
     """
-    low, precision = (math.floor(100 * stored[name]) for name in ("low", "precision"))
-    if stored["high"] > 0.995:
-        return f"at least {min(low, 99)}% of the answers are right"
-    return f"about {precision}% of the answers are right ({low}% to {math.ceil(100 * stored['high'])}%)"
+    precision, low = (math.floor(100 * stored[name]) for name in ("precision", "low"))
+    low, high = min(low, 99), math.ceil(100 * stored["high"])
+    if precision >= 100:
+        return f"at least {low}% of the answers are right"
+    ends = f"{low}% to {high}%" if high < 100 else f"{low}% or more"
+    return f"about {precision}% of the answers are right ({ends})"
 
 
-def vote(labels: Sequence[str], similarities: Sequence[float]) -> tuple[str, float]:
-    """The label that the nearest images choose, and its support: its similarities summed, divided by k.
+def winner_and_support(labels: Sequence[str], similarities: Sequence[float]) -> tuple[str, float]:
+    """The most frequent label of the nearest images, nearest first, and its support.
 
-    Support is high where the nearest images agree and are similar. An image without a label has no vote.
+    The winner is that of the search page: on a tie the nearer label wins. Its support is the sum of its
+    similarities divided by the number of voters: high where the nearest images agree and are similar. An
+    image without a label has no vote.
 
-    >>> vote(["cup", "pen", "cup", ""], [0.9, 0.8, 0.7, 0.6])
-    ('cup', 0.4)
+    >>> winner_and_support(["cup", "pen", "cup", ""], [0.9, 0.8, 0.6, 0.5])
+    ('cup', 0.5)
     """
-    support: dict[str, float] = {}
-    for label, similarity in zip(labels, similarities, strict=True):
-        if label:
-            support[label] = support.get(label, 0.0) + similarity
-    winner = max(support, key=lambda label: support[label], default="")
-    return winner, support.get(winner, 0.0) / max(1, len(labels))
+    voters = [pair for pair in zip(labels, similarities, strict=True) if pair[0]]
+    if not voters:
+        return "", 0.0
+    names = [label for label, _ in voters]
+    winner = max(dict.fromkeys(names), key=names.count)  # the first of equals is the nearest
+    return winner, sum(similarity for label, similarity in voters if label == winner) / len(voters)
+
+
+@dataclass(frozen=True)
+class VoteDecision:
+    """What the nearest images decide together, and whether their support reaches the stored threshold."""
+
+    label: str
+    support: float
+    neighbours: int
+    threshold: float
+    trusted: bool
+
+    def __str__(self) -> str:
+        if self.trusted:
+            verdict = f"{self.label}, support {self.support:.4f}"
+        else:
+            verdict = f"no match, {self.label or 'no label'} has support {self.support:.4f}"
+        return f"the nearest {self.neighbours} vote: {verdict}; trusted from {self.threshold:.4f} on"
+
+
+def decide_by_vote(index: Index, hits: Sequence[Hit]) -> VoteDecision | None:
+    """The decision of the nearest `hits`, of which the first count; None where no vote was calibrated."""
+    stored = (index.meta.get("threshold") or {}).get("vote")
+    if stored is None:
+        return None
+    first = hits[: stored["neighbours"]]
+    label, support = winner_and_support([hit.label for hit in first], [hit.similarity for hit in first])
+    threshold = float(stored["similarity"])
+    trusted = bool(label) and support >= threshold
+    return VoteDecision(label, support, stored["neighbours"], threshold, trusted)
 
 
 @dataclass(frozen=True)
@@ -244,13 +281,17 @@ def run_trials(
         wrong = [(s, label) for s, label in zip(other[i], other_labels[i], strict=True) if np.isfinite(s)]
         right = [(s, name) for s in same[i] if np.isfinite(s)]
         if wrong:
-            support_other[i] = vote([label for _, label in wrong], [s for s, _ in wrong])[1]
+            support_other[i] = winner_and_support(*_columns(wrong))[1]
         if right:
             # On a tie the wrong image comes first, as in every count.
             ranked = sorted([*wrong, *right], key=lambda pair: (-pair[0], pair[1] == name))[:neighbours]
-            winner, support[i] = vote([label for _, label in ranked], [s for s, _ in ranked])
+            winner, support[i] = winner_and_support(*_columns(ranked))
             correct[i] = winner == name
     return Trials(support, correct, support_other, names)
+
+
+def _columns(ranked: Sequence[tuple[float, str]]) -> tuple[list[str], list[float]]:
+    return [label for _, label in ranked], [similarity for similarity, _ in ranked]
 
 
 def _nearest(

@@ -1,13 +1,12 @@
 """Listen on this machine only: the page of a curation, until interrupted."""
 
 import contextlib
-import socket
 from pathlib import Path
 
 from forerank.console import say
-from forerank.errors import InputError
 from forerank.search.corrections import Corrections
 from forerank.search.curation import Curation
+from forerank.web.serving import listen
 
 
 def serve_curation(
@@ -18,13 +17,7 @@ def serve_curation(
 
     from forerank.web.curation import CORRECTED, create_curation_app
 
-    listening = socket.socket()
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind(("127.0.0.1", port))
-        listening.listen(64)
-    except OSError as error:
-        raise InputError(f"cannot listen on port {port}: {error.strerror}. Try another --port.") from error
+    listening = listen("127.0.0.1", port)
     app = create_curation_app(curation, corrections, output, title)
     say(f"curate at http://127.0.0.1:{listening.getsockname()[1]}, Ctrl-C to stop; {corrections.file} keeps")
     say("every decision as soon as it is made")

@@ -29,6 +29,19 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one. From here on a visitor waits and is not turned away."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(512)
+    except OSError as error:
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}. Try another --port.") from error
+    return listening
+
+
 def serve_index(
     index: Index, *, host: str = "127.0.0.1", port: int = 8000, log_format: str = "text", **options: Any
 ) -> None:
@@ -50,14 +63,7 @@ def serve_index(
     if log_format not in ("text", "json"):
         raise unknown("log format", log_format, ("text", "json"))
     only_loopback = is_loopback(host)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(512)  # from here on a visitor waits instead of being turned away
-    except OSError as error:
-        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}. Try another --port.") from error
+    listening = listen(host, port)
     port = listening.getsockname()[1]
     app = Reloading(index, only_loopback=only_loopback, host=host, **options)
     tell: Callable[[str], object] = say
