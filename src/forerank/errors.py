@@ -17,6 +17,8 @@ EXTRAS = {
     "prometheus_client": "web",
     "pymilvus": "milvus",
     "milvus_lite": "milvus",
+    "mlflow": "mlflow",
+    "wandb": "wandb",
     "timm": "timm",
     "torchvision": "timm",
     "transformers": "hf",
