@@ -5,7 +5,7 @@ PIP_FLAGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) --constraint constraints.txt
 
-.PHONY: demo test lint format bench docs serve-docs clean help
+.PHONY: demo test lint format bench docs serve-docs sbom audit clean help
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -47,5 +47,11 @@ docs: .venv/dev.stamp ## build the documentation into site/; a broken link or do
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # --quiet would switch the strictness off
 	@echo "site/index.html"
 
+sbom: .venv/dev.stamp ## write a software bill of materials of the environment to sbom.json (CycloneDX)
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible -o sbom.json .venv/bin/python
+
+audit: .venv/dev.stamp ## compare the installed packages with the known weaknesses (needs the network)
+	$(BIN)/pip-audit --strict --skip-editable
+
 clean: ## remove the environment and everything built
-	rm -rf .venv site dist build .mypy_cache .ruff_cache .pytest_cache .coverage
+	rm -rf .venv site sbom.json dist build .mypy_cache .ruff_cache .pytest_cache .coverage

@@ -1,10 +1,10 @@
 """An accelerator that exists only in this process, so that mistakes with devices show without a GPU.
 
-Its tensors hold a CPU tensor and run every operator on it. What a GPU refuses is refused here too: an operator
-that mixes a tensor of the device with a CPU tensor that has dimensions, and reading a tensor of the device
-as if it lay in the memory of the host. It has its own random generator, and it keeps a list of the moments at
-which the host would wait for a GPU: values that are read, results whose size depends on values, and copies
-that are not asynchronous.
+Its tensors hold a CPU tensor and run every operator on it. What a GPU refuses is refused here too: an
+operator that mixes a tensor of the device with a CPU tensor that has dimensions, and reading a tensor of the
+device as if it lay in the memory of the host. It has its own random generator, and it keeps a list of the
+moments at which the host would wait for a GPU: values that are read, results whose size is a value, and
+copies that are not asynchronous.
 
     x = torch.ones(3, device="pretend")
     with host_waits() as waits:
@@ -14,6 +14,7 @@ that are not asynchronous.
 torch can be told of one such device per process, once: import this module by its own name, `pretend_device`.
 """
 
+import linecache
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +29,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+import forerank
+
 DEVICE = "pretend"
-PACKAGE = f"{Path('src', 'forerank')}/"
+PACKAGE = f"{Path(forerank.__file__).parent}/"
 aten = torch.ops.aten
 
 # Operators that may read both sides: copies, and indexing by tensors of the host.
@@ -62,6 +65,13 @@ class Wait:
 
     operator: str
     place: str  # the innermost line of the package: "ranking/soft.py:98 _normalise"
+
+    @property
+    def line(self) -> str:
+        """The source of that line, without its comment."""
+        file, _, rest = self.place.partition(":")
+        source = linecache.getline(str(Path(forerank.__file__).parent / file), int(rest.split(" ")[0]))
+        return source.partition("  #")[0].strip()
 
 
 _waits: list[Wait] = []
@@ -121,8 +131,11 @@ class PretendTensor(torch.Tensor):
         return self.held.tolist()
 
     def __getitem__(self, index: Any) -> Tensor:
-        # torch makes a tensor of a list of tensors, which is out of the reach of the device's operators.
-        chosen: Tensor = super().__getitem__(tuple(index) if isinstance(index, list) else index)
+        # torch makes tensors of lists, which is out of the reach of the device's operators.
+        parts = tuple(index) if isinstance(index, list | tuple) else (index,)
+        chosen: Tensor = super().__getitem__(
+            tuple(torch.tensor(part, device=DEVICE) if isinstance(part, list) else part for part in parts)
+        )
         return chosen
 
     def new_tensor(self, values: Any, **options: Any) -> Tensor:
@@ -247,7 +260,7 @@ def _register() -> list[torch.library.Library]:
 
 
 def _in_half_precision(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Autocast: a product of float32 tensors of the device is computed in the type that the block asks for."""
+    """Autocast: a product of float32 tensors is computed in the type that the block asks for."""
     dtype = torch.get_autocast_dtype(DEVICE)
 
     def cast(x: Any) -> Any:

@@ -5,8 +5,11 @@ import os
 import pty
 import subprocess
 import sys
+import time
 
 import pytest
+
+from forerank.console import say_if_slow
 
 COUNT = """
 from forerank.console import progress
@@ -41,3 +44,14 @@ def test_a_notebook_sees_the_bar() -> None:
     nbclient.NotebookClient(notebook, timeout=120).execute()
     outputs = notebook.cells[0].outputs
     assert any("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in outputs)
+
+
+def test_a_wait_is_explained_only_if_it_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with say_if_slow("never said", after=60):
+        pass
+    assert capsys.readouterr().err == ""
+    with say_if_slow("compiling", after=0):
+        deadline = time.monotonic() + 30
+        while not (said := capsys.readouterr().err) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert said == "compiling\n"

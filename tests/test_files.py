@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from forerank.errors import ForerankError
-from forerank.files import temporary_folder, write_atomically
+from forerank.files import (
+    DamagedFileError,
+    checksum_metadata,
+    json_with_checksum,
+    load_tensors,
+    read_json_with_checksum,
+    temporary_folder,
+    write_atomically,
+)
 
 KILLED = """
 import os, signal, sys
@@ -79,3 +87,65 @@ def test_a_folder_that_was_not_renamed_is_removed(tmp_path: Path) -> None:
     with temporary_folder(tmp_path / "whole") as folder:
         (folder / "half").write_text("half")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_that_changed_are_refused_wherever_a_bit_flips(tmp_path: Path) -> None:
+    """Every bit of a small file, its header included: refused, or exactly what was written."""
+    import torch
+    from safetensors.torch import save_file
+
+    tensors = {
+        "a": torch.arange(6.0).view(2, 3),
+        "b": torch.tensor(7, dtype=torch.int64),
+        "c": torch.zeros(0),
+    }
+    file = tmp_path / "t.safetensors"
+    save_file(tensors, file, checksum_metadata(tensors, {"about": "this"}))
+    loaded, metadata = load_tensors(file)
+    assert metadata == {"about": "this"}
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    whole, refused = file.read_bytes(), 0
+    for place in range(len(whole)):
+        content = bytearray(whole)
+        content[place] ^= 1 << place % 8
+        file.write_bytes(content)
+        try:
+            loaded, metadata = load_tensors(file)
+        except DamagedFileError as error:
+            assert str(file) in str(error)  # noqa: PT017
+            refused += 1
+        else:
+            assert metadata == {"about": "this"}
+            assert {name: t.tolist() for name, t in loaded.items()} == {
+                n: t.tolist() for n, t in tensors.items()
+            }
+    assert refused > 0.9 * len(whole)
+    for length in range(0, len(whole), 7):
+        file.write_bytes(whole[:length])
+        with pytest.raises(DamagedFileError):
+            load_tensors(file)
+
+
+def test_tensors_without_a_checksum_are_refused(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(2)}, tmp_path / "t.safetensors")
+    with pytest.raises(DamagedFileError, match="it has no checksum"):
+        load_tensors(tmp_path / "t.safetensors")
+
+
+def test_json_that_changed_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    values = {"step": 30, "best": 0.1, "nested": {"1": [1, 2]}, "none": None, "text": "ü"}
+    whole = json_with_checksum(values).encode()
+    file.write_bytes(whole)
+    assert read_json_with_checksum(file) == values
+    for place in range(len(whole)):
+        content = bytearray(whole)
+        content[place] ^= 1 << place % 8
+        file.write_bytes(content)
+        try:
+            assert read_json_with_checksum(file) == values
+        except DamagedFileError as error:
+            assert str(file) in str(error)  # noqa: PT017

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from pretend_device import DEVICE, DeviceMixUpError, host_waits
 
 from forerank.losses.base import unit_vectors
 from forerank.machine import choose_device
+from pretend_device import DEVICE, DeviceMixUpError, host_waits
 
 
 def test_tensors_of_two_devices_are_refused_with_the_place() -> None:

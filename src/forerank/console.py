@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -17,6 +18,18 @@ _NUMBER = re.compile(r"[-+−]?\d[-+−±–\d.,/()\[\] %xe×]*|[-–—]?")
 def say(message: str = "") -> None:
     """A line for the person, on standard error, so that standard output stays clean for results."""
     print(message, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def say_if_slow(message: str, after: float = 1.0) -> Iterator[None]:
+    """Say what the wait is for, if what happens inside takes longer than so many seconds."""
+    timer = threading.Timer(after, say, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def print_json(value: Any) -> None:

@@ -15,6 +15,7 @@ EXTRAS = {
     "jinja2": "web",
     "python_multipart": "web",
     "prometheus_client": "web",
+    "umap": "map",
     "pymilvus": "milvus",
     "milvus_lite": "milvus",
     "mlflow": "mlflow",

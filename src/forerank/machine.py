@@ -85,6 +85,20 @@ def choose_device(name: str = "auto") -> str:
     return name
 
 
+def device_faults() -> dict[str, str]:
+    """Why the accelerators that torch knows cannot be used here: kind -> reason; none for those that work.
+
+    >>> set(device_faults()) <= {"cuda", "mps"}
+    True
+    """
+    import torch
+
+    faults = {kind: fault for kind in ("cuda", "mps") if (fault := _device_fault(kind)) is not None}
+    if "cuda" in faults and torch.version.cuda is None:
+        faults["cuda"] += f"; this torch ({torch.__version__}) was built without CUDA"
+    return faults
+
+
 def _device_fault(name: str) -> str | None:
     """Why a device cannot embed and train, or None if a small step of both works there."""
     import torch

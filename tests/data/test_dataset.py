@@ -111,3 +111,16 @@ def test_the_cache_holds_pictures_of_any_size_and_has_a_limit(tmp_path: Path, mo
     monkeypatch.setattr(dataset, "CACHE_LIMIT", 100)
     with pytest.raises(InputError, match="use cache=False"):
         ImageDataset(table, SMALL, cache=True)
+
+
+@pytest.mark.parametrize(("size", "flip"), [(32, 0.0), (32, 0.5), (27, 0.0), (27, 0.5)])
+def test_a_batch_cut_in_one_pass_equals_its_images_one_by_one(size: int, flip: float) -> None:
+    table = open_table("glyphs").select("test")
+    table = table.where(np.arange(len(table)) < 40)
+    views = Preprocessing(size=size, resize=32, mean=(0.4,), std=(0.6,), channels=1, flip=flip)
+    dataset = ImageDataset(table, views, cache=True, seed=5)
+    keys = [(row, draw) for row in (0, 3, 39, 3) for draw in range(6)] + [7]
+    joined = dataset.__getitems__(keys)
+    assert isinstance(joined, tuple)  # the quick way was taken
+    for quick, slow in zip(collate(joined), collate([dataset[key] for key in keys]), strict=True):
+        assert torch.equal(quick, slow)

@@ -8,14 +8,18 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # this file is also run as a program
-from pretend_device import DEVICE
 from torch import Tensor, nn
 
 from forerank.losses import CrossBatchMemory, create_loss
 from forerank.losses.registry import loss_names
+from pretend_device import DEVICE, host_waits
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 0, 2, 4, 4])
-IMAGES = [torch.arange(12), torch.arange(12) * 2, torch.arange(12) // 2 * 3]  # one comes back, one comes twice
+IMAGES = [
+    torch.arange(12),
+    torch.arange(12) * 2,
+    torch.arange(12) // 2 * 3,
+]  # back, and twice
 
 
 def vectors(count: int, seed: int) -> Tensor:
@@ -71,6 +75,24 @@ def test_labels_may_stay_on_the_host_and_vectors_may_be_extreme() -> None:
     assert create_loss("PNP-Dq")(spoiled.to(DEVICE), LABELS.to(DEVICE)).isnan().item()
 
 
+@pytest.mark.parametrize("name", loss_names())
+def test_a_loss_hardly_ever_makes_the_host_wait(name: str) -> None:
+    """Not at all if the labels are on the host; else once, for the labels; a memory bank once, for both."""
+    loss, batch = create_loss(name), vectors(12, 0).to(DEVICE).requires_grad_()
+    with host_waits() as waits:
+        loss(batch, LABELS).backward()
+    assert waits == []
+    on_device, ids = LABELS.to(DEVICE), IMAGES[0].to(DEVICE)
+    with host_waits() as waits:
+        loss(batch, on_device).backward()
+    assert [wait.place.split(" ")[1] for wait in waits] == ["_on_host"]
+    bank = CrossBatchMemory(loss, size=20).to(DEVICE)
+    bank(batch, on_device, ids=ids)
+    with host_waits() as waits:
+        bank(batch, on_device, ids=ids).backward()
+    assert [wait.place.partition(":")[0] for wait in waits] == ["losses/memory.py"]
+
+
 def test_gathered_by_two_processes(tmp_path: Path) -> None:
     """Two real processes, each with the device; a collective that met a CPU tensor would fail."""
     import subprocess
@@ -104,7 +126,9 @@ def work(rank: int, folder: str) -> None:
         for kind, images in (("plain", None), ("memory", IMAGES[0]), ("memory", IMAGES[2])):
             batch = vectors(12, 0)[mine].to(device).requires_grad_()
             labels = LABELS[mine].to(device)
-            value = loss(batch, labels) if images is None else bank(batch, labels, ids=images[mine].to(device))
+            value = (
+                loss(batch, labels) if images is None else bank(batch, labels, ids=images[mine].to(device))
+            )
             value.backward()
             assert batch.grad is not None
             found.setdefault((device, kind), []).extend([value.detach().cpu(), batch.grad.cpu()])

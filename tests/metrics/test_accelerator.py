@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from pretend_device import DEVICE
 
 from forerank.metrics import evaluate, neighbours
 from forerank.ranking import hard_blocks
+from pretend_device import DEVICE
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -19,9 +19,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("precision", ["auto", "bfloat16", "float64"])
 @pytest.mark.parametrize("halves", [False, True])
-def test_evaluation_equals_the_cpu(
-    precision: str, halves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_equals_the_cpu(precision: str, halves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hard_blocks, "BLOCK", 64)  # several tiles
     vectors, labels = data()
     split = {"queries": np.arange(0, 300, 2), "gallery": np.arange(1, 300, 2)} if halves else {}

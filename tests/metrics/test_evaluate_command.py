@@ -7,6 +7,7 @@ import pytest
 
 from forerank import evaluate
 from forerank.cli import run
+from forerank.errors import InputError
 from forerank.metrics import repeated_gallery
 
 
@@ -153,3 +154,21 @@ def test_bad_input(files, arguments, sentence, capsys, monkeypatch):
     error = capsys.readouterr().err
     assert sentence in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_a_damaged_matrix_is_refused_whatever_numpy_raises(tmp_path):
+    """numpy reads the head of a .npy file with Python's tokenizer, whose errors are of types of their own."""
+    from forerank.metrics.files import read_embeddings
+
+    file = tmp_path / "e.npy"
+    np.save(file, np.eye(3))
+    whole = file.read_bytes()
+    for place in range(100):
+        for bit in (1, 16, 64):
+            content = bytearray(whole)
+            content[place] ^= bit
+            file.write_bytes(content)
+            try:
+                read_embeddings(file)
+            except InputError as error:
+                assert "e.npy" in str(error)  # noqa: PT017

@@ -1,4 +1,4 @@
-"""Two and three real processes share the gallery and agree with one."""
+"""Two, three and eight real processes share the gallery and agree with one."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(("processes", "kind"), [(2, "alike"), (3, "alike"), (2, "unlike")])
+@pytest.mark.parametrize(("processes", "kind"), [(2, "alike"), (3, "alike"), (8, "alike"), (2, "unlike")])
 def test_identical_to_one_process(processes, kind, tmp_path):
     generator = np.random.default_rng(0)
     labels = np.concatenate([np.arange(800) // 4, np.full(100, 500)])  # one class too large for the screens

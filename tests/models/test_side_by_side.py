@@ -148,4 +148,4 @@ def test_several_views_as_plain_values() -> None:
     views = SeveralViews((Preprocessing(size=8, resize=9), Preprocessing(size=4, resize=4, crop="paper")))
     assert views_from_dict(views.to_dict()) == views
     assert views.at_size(16).shape == (2 * 3 * 16 * 16,)
-    assert views.with_crop("official").crop == "official"
+    assert views.with_training_view("official").crop == "official"

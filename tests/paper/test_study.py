@@ -10,6 +10,7 @@ from forerank.paper import tables
 from forerank.paper.experiments import EXPERIMENTS
 from forerank.paper.methods import METHODS
 from forerank.paper.pipeline import all_names, open_study, runs_needed
+from forerank.paper.published import published_table
 from forerank.paper.study import REDUNDANT, Condition, Study, fingerprint
 from forerank.paper.sweeps import SWEEPS
 from forerank.training.recipe import override
@@ -124,7 +125,9 @@ def test_every_method_of_the_paper_is_known_and_every_experiment_named() -> None
     }
     sweeps = {"sweep-alpha", "sweep-b", "sweep-p"}
     assert {name for name, about in EXPERIMENTS.items() if about.kind == "figure"} == figures | sweeps
-    assert len(METHODS) == 5 + 14  # the variants of PNP, and what they are compared with
+    compared = {row.partition(", batch ")[0] for name in tables.NATIVE for row in published_table(name).rows}
+    assert compared - METHODS.keys() == set()
+    assert len(compared) == 5 + 14  # the variants of PNP, and what they are compared with
     for name in ("comparison-sop", "comparison-vehicle-id", "comparison-inaturalist"):
         assert runs_needed([name], Study(seeds=1))
 

@@ -47,7 +47,7 @@ def page(run, tmp_path_factory: pytest.TempPathFactory) -> str:
 class Elements(HTMLParser):
     """Every element with its attributes, and whether all that open also close."""
 
-    VOID = ("meta", "link", "img", "br", "wbr")
+    VOID = ("meta", "link", "img", "br", "wbr", "input")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_one_evaluation_or_none_at_all_still_makes_a_page(run, tmp_path):
     alone = write(
         run, tmp_path / "a.html", evaluations={"zero-shot": run.evaluations["zero-shot"]}, history=[]
     )
-    assert "difference" not in alone[: alone.index('id="similarity"')]
+    assert "difference" not in alone[alone.index("<body>") : alone.index('id="similarity"')]
     numbers_only = write_report(tmp_path / "b.html", title="x", evaluations=run.evaluations).read_text()
     assert 'id="hard"' not in numbers_only
     assert 'id="metrics"' in numbers_only
@@ -330,3 +330,56 @@ def test_in_a_browser_it_is_quiet_asks_nothing_and_fits(run, browser, tmp_path, 
     colour = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", colour))) < 200) == (scheme == "dark")
     context.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [360, 700, 1180])
+def test_the_difference_is_in_sight_at_every_width(run, browser, tmp_path, width):
+    """Five models side by side are wider than a phone; the last column still stands inside the window."""
+    several = dict.fromkeys(("untrained", "pixels", "third", "fourth"), run.evaluations["zero-shot"])
+    evaluations = {**several, "trained": run.evaluations["trained"]}
+    file = write_report(tmp_path / "r.html", title="Many", evaluations=evaluations)
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.goto(file.as_uri())
+    for cell in page.locator("#metrics .difference").all():
+        box = cell.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+    # Nothing lies over it: what a click would hit there is the cell itself.
+    cell = page.locator("#metrics td.difference").first
+    assert cell.evaluate(
+        "e => { e.scrollIntoView({block: 'center', behavior: 'instant'});"
+        " const c = e.getBoundingClientRect();"
+        " return e.contains(document.elementFromPoint(c.x + c.width / 2, c.y + c.height / 2)); }"
+    )
+    page.close()
+
+
+@pytest.mark.browser
+def test_pictures_have_their_file_names_and_open_by_click_and_key(run, browser, tmp_path):
+    file = write_report(
+        tmp_path / "r.html",
+        title="Pictures",
+        evaluations=run.evaluations,
+        table=run.table,
+        embeddings=run.after,
+    )
+    page = browser.new_page(viewport={"width": 900, "height": 700})
+    page.goto(file.as_uri())
+    first = page.locator(".ranked .picture").first
+    first.scroll_into_view_if_needed()
+    assert first.bounding_box()["width"] >= 130
+    query = first.locator("xpath=..").locator(".file").inner_text()
+    assert query in run.table.path.tolist()
+    image = first.locator("img")
+    small = image.bounding_box()["width"]
+    first.locator("input").click()
+    assert image.bounding_box()["width"] == 900
+    page.mouse.click(450, 650)  # anywhere closes it
+    assert image.bounding_box()["width"] == small
+    first.locator("input").focus()
+    page.keyboard.press(" ")
+    assert image.bounding_box()["height"] == 700
+    page.keyboard.press(" ")
+    assert image.bounding_box()["width"] == small
+    page.close()

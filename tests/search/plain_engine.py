@@ -94,5 +94,8 @@ class PlainEngine:
     def model_folder(self):
         return None
 
+    def map_file(self):
+        return None
+
     def close(self):
         pass

@@ -5,7 +5,7 @@ import pytest
 
 from forerank.errors import InputError
 from forerank.search import Index, Row, calibrate, open_engine
-from forerank.search.calibration import Trials, choose_threshold, run_trials
+from forerank.search.calibration import Trials, choose_threshold, promise, run_trials, vote
 
 
 def make_index(address, vectors, labels, contents=None):
@@ -164,3 +164,95 @@ def test_an_index_without_labels_is_refused(tmp_path):
     index = make_index(tmp_path / "i", [angle(x) for x in (0, 5)], ["", ""])
     with pytest.raises(InputError, match="no labels"):
         calibrate(index)
+
+
+def hard_to_tell(seed=0, classes=30, per_class=6):
+    """Classes that overlap so much that only a few very close pairs can be trusted."""
+    rng = np.random.default_rng(seed)
+    vectors, labels = clusters(rng, classes, per_class, noise=1.2)
+    # A few copies with a little noise: right answers at the very top.
+    for i in range(0, 2 * per_class, 2):
+        vectors[i + 1] = vectors[i] + 0.001 * rng.normal(size=vectors.shape[1])
+    return vectors, [f"class {i:02d}" for i in labels]
+
+
+def test_a_threshold_that_answers_almost_nothing_is_not_stored(tmp_path):
+    vectors, labels = hard_to_tell()
+    index = make_index(tmp_path / "i", vectors, labels)
+    with pytest.raises(
+        InputError, match=r"only \d\.\d% of the questions are answered.*Nothing was stored.*--anyway"
+    ):
+        calibrate(index, precision=0.95, min_answers=5)
+    assert index.threshold is None
+    assert "threshold" not in index.meta
+    result = calibrate(index, precision=0.95, min_answers=5, anyway=True)
+    assert result.answered < 0.1
+    assert index.threshold == pytest.approx(result.similarity)
+
+
+def test_the_curve_is_stored_and_is_what_counting_gives(tmp_path):
+    vectors, labels = clusters(np.random.default_rng(0), 40, 5)
+    index = make_index(tmp_path / "i", vectors, [f"class {i}" for i in labels])
+    result = calibrate(index, precision=0.9, absent=0.5)
+    curve = index.meta["threshold"]["curve"]
+    assert 20 <= len(curve) <= 60
+    assert all(set(point) == {"similarity", "precision", "answered"} for point in curve)
+    answered = [point["answered"] for point in curve]
+    assert answered == sorted(answered)
+    assert answered[-1] == 1.0
+    trials = run_trials(index.engine, None, None)
+    for point in curve[:: len(curve) // 5]:
+        given = trials.nearest >= point["similarity"] - 1e-6
+        absent = trials.nearest_other >= point["similarity"] - 1e-6
+        expected = (given & trials.correct).mean() / (given.mean() + absent.mean())
+        assert point["precision"] == pytest.approx(expected, abs=0.01)
+        assert point["answered"] == pytest.approx(given.mean(), abs=0.01)
+    assert any(abs(point["similarity"] - result.similarity) < 0.05 for point in curve)
+
+
+def test_a_vote_by_hand():
+    assert vote(["a", "b", "b"], [0.9, 0.5, 0.3]) == ("a", pytest.approx(0.3))
+    assert vote(["a", "b", "b"], [0.7, 0.5, 0.3]) == ("b", pytest.approx(0.8 / 3))
+    assert vote([], []) == ("", 0.0)
+
+
+def test_votes_against_a_plain_loop(tmp_path):
+    """Every query by brute force: sort, leave itself out, let the nearest vote; again without its class."""
+    vectors, labels = clusters(np.random.default_rng(1), 12, 5, noise=0.6)
+    names = [f"class {i:02d}" for i in labels]
+    index = make_index(tmp_path / "i", vectors, names)
+    trials = run_trials(index.engine, None, None, neighbours=7)
+    stored = {row.path: row.id for row in index.engine.all_rows()}
+    assert len(stored) == len(names) == len(trials.labels)
+    unit = vectors.astype(np.float32).astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    similarity = unit @ unit.T
+    for i in range(len(names)):
+        order = [j for j in np.argsort(-similarity[i]) if j != i]
+        winner, support = vote([names[j] for j in order[:7]], [similarity[i, j] for j in order[:7]])
+        assert trials.correct[i] == (winner == names[i])
+        assert trials.nearest[i] == pytest.approx(support, abs=1e-5)
+        apart = [j for j in order if names[j] != names[i]][:7]
+        _, support = vote([names[j] for j in apart], [similarity[i, j] for j in apart])
+        assert trials.nearest_other[i] == pytest.approx(support, abs=1e-5)
+
+
+def test_the_vote_is_stored_beside_the_nearest_image(tmp_path):
+    vectors, labels = clusters(np.random.default_rng(0), 40, 6, noise=0.5)
+    index = make_index(tmp_path / "i", vectors, [f"class {i}" for i in labels])
+    voted = calibrate(index, precision=0.8, neighbours=5)
+    assert index.threshold is None  # searches by the nearest image are not calibrated yet
+    nearest = calibrate(index, precision=0.8)
+    assert index.threshold == pytest.approx(nearest.similarity)
+    assert index.meta["threshold"]["vote"]["similarity"] == pytest.approx(voted.similarity)
+    assert index.meta["threshold"]["vote"]["neighbours"] == 5
+    assert "a vote of the nearest 5" in str(voted)
+    with pytest.raises(InputError, match="from 1 to 100 nearest images"):
+        calibrate(index, neighbours=0)
+
+
+def test_no_promise_is_a_certainty():
+    for low in (0.5, 0.93, 0.9999, 1.0):
+        said = promise({"precision": 1.0, "low": low, "high": 1.0})
+        assert "100" not in said
+    assert promise({"precision": 0.9, "low": 0.85, "high": 0.94}).startswith("about 90%")

@@ -37,7 +37,8 @@ def index(tmp_path, make_rows, meta):
     vectors = np.zeros((40, 16), np.float32)
     vectors[:, 0], vectors[:, 1] = np.cos(angles), np.sin(angles)
     rows = [
-        replace(row, label="abcd"[i // 10]) for i, row in enumerate(make_rows([f"{i:02}.jpg" for i in range(40)]))
+        replace(row, label="abcd"[i // 10])
+        for i, row in enumerate(make_rows([f"{i:02}.jpg" for i in range(40)]))
     ]
     with engine.update(16, "model-a") as update:
         update.put(rows, vectors)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from forerank.errors import InputError
+from forerank.files import json_with_checksum, read_json_with_checksum
 from forerank.search import Row, generation, open_engine
 from forerank.search.journal import Journal
 
@@ -143,8 +144,9 @@ def test_a_journal_of_another_model_is_started_anew(tmp_path, random_vectors):
     assert Journal(tmp_path / "log", 8, "other").contents() == set()
 
 
-def test_a_pointer_that_leads_elsewhere_is_refused(tmp_path):
-    (tmp_path / generation.CURRENT).write_text("../../etc\n")
+@pytest.mark.parametrize("content", [b"../../etc\n", b"generation-\xb00\n", b"generation-0\x0001", b""])
+def test_a_pointer_that_leads_elsewhere_is_refused(tmp_path, content):
+    (tmp_path / generation.CURRENT).write_bytes(content)
     with pytest.raises(InputError, match="damaged"):
         open_engine(tmp_path).meta()
 
@@ -153,8 +155,8 @@ def test_an_index_of_a_newer_format_is_refused(tmp_path, fill, make_rows, random
     engine = open_engine(tmp_path / "index")
     fill(engine, make_rows(["a/1.png"]), random_vectors(1))
     file = next((tmp_path / "index").glob("generation-*/meta.json"))
-    file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
-    with pytest.raises(InputError, match="index format 3; this version reads 2"):
+    file.write_text(json_with_checksum({**read_json_with_checksum(file), "format": 4}))
+    with pytest.raises(InputError, match="index format 4; this version reads 3"):
         open_engine(tmp_path / "index").meta()
 
 
@@ -173,3 +175,36 @@ def test_the_lock_goes_with_the_process(tmp_path, make_rows, random_vectors):
     process.communicate()
     with open_engine(tmp_path / "index").update(16, "m"):
         pass
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "rows.sqlite", "meta.json"])
+def test_a_flipped_bit_is_detected_when_a_small_index_is_opened(
+    tmp_path, fill, make_rows, random_vectors, name
+):
+    fill(open_engine(tmp_path / "index"), make_rows(["a/1.png", "a/2.png"]), random_vectors(2))
+    file = next((tmp_path / "index").glob(f"generation-*/{name}"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=f"{name} is damaged"):
+        open_engine(tmp_path / "index").meta()
+
+
+def test_a_large_index_is_verified_on_demand_and_before_its_vectors_are_taken_over(
+    tmp_path, fill, make_rows, random_vectors, monkeypatch
+):
+    monkeypatch.setattr(generation, "VERIFIED_WHEN_OPENED", 0)
+    rows, vectors = make_rows(["a/1.png", "a/2.png"]), random_vectors(2)
+    engine = open_engine(tmp_path / "index")
+    fill(engine, rows, vectors)
+    assert engine.verify() > 0
+    file = next((tmp_path / "index").glob("generation-*/vectors.npy"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    engine = open_engine(tmp_path / "index")
+    assert engine.meta() is not None
+    with pytest.raises(InputError, match=r"vectors.npy is damaged: it does not fit its checksum"):
+        engine.verify()
+    with engine.update(vectors.shape[1], engine.meta()["model"]["fingerprint"]) as update:
+        assert update.stored([row.content for row in rows]) == set()

@@ -9,6 +9,7 @@ import pytest
 from forerank.data import Table, merge_classes, noisy_labels, open_table
 from forerank.errors import InputError
 from forerank.search.audit_page import write_csv, write_page
+from forerank.search.curation import curate
 from forerank.search.label_audit import _chance, audit, score
 
 
@@ -136,7 +137,8 @@ def test_the_page_and_the_table(tmp_path):
     )
     found = audit(vectors, spoiled)
     write_csv(found, tmp_path / "audit.csv")
-    write_page(found, tmp_path / "audit.html", title="Audit", checked=score(found, spoiled.label != names))
+    whole = curate(spoiled, vectors.astype(np.float32))
+    write_page(whole, tmp_path / "audit.html", title="Audit", checked=score(found, spoiled.label != names))
     rows = list(csv.DictReader((tmp_path / "audit.csv").open()))
     assert len(rows) == 30
     assert [row["suspect"] for row in rows] == ["True"] * int(found.suspect.sum()) + ["False"] * int(
@@ -154,7 +156,8 @@ def test_the_page_and_the_table(tmp_path):
         np.testing.assert_array_equal(getattr(again, column)[rows_again], getattr(spoiled, column))
     page = (tmp_path / "audit.html").read_text()
     assert markup not in page
-    assert "Likely wrong labels" in page
+    assert "Labels worth a look" in page
+    assert "likely wrong" not in page
     assert page.count('<img src="data:') > 10
     assert "http" not in page.replace("http-equiv", "")
 

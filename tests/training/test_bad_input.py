@@ -101,14 +101,14 @@ def test_weights_that_are_not_there_leave_no_folder(
 
 
 @pytest.mark.parametrize(("file", "text", "sentence"), [
-    ("results.json", "{", "results.json cannot be read"),
-    ("results.json", "{}", "results.json is damaged (it lacks 'test')"),
-    ("before.json", "\xff", "before.json cannot be read"),
+    ("results.json", "{", "results.json is damaged ("),
+    ("results.json", "{}", "results.json is damaged (its content does not fit its checksum)"),
+    ("before.json", "\xff", "before.json is damaged ("),
     ("before.json", '{"choice": 1, "test": {"untrained": {}}}', "before.json is damaged"),
-    ("last/state.json", "[]", "last cannot be read (state.json does not hold the state of a run)"),
-    ("last/state.json", "{}", "last cannot be read (state.json does not hold the state of a run)"),
+    ("last/state.json", "[]", "state.json is damaged (its content does not fit its checksum)"),
+    ("last/state.json", "{}", "state.json is damaged (its content does not fit its checksum)"),
     ("last/state.safetensors", "", "last cannot be read"),
-    ("recipe.yaml", "seed: \xff", "recipe.yaml is not UTF-8"),
+    ("recipe.yaml", "seed: \xff", "recipe.yaml is not as the run wrote it (its checksum does not fit)"),
 ])  # fmt: skip
 def test_damaged_files_of_a_run(
     begun: Path, tmp_path: Path, file: str, text: str, sentence: str, capsys: pytest.CaptureFixture[str]

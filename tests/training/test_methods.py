@@ -16,8 +16,10 @@ from forerank.cli import run as command
 from forerank.data import Table, open_table
 from forerank.models import create_model
 from forerank.training import load_recipe, read_history, train
-from forerank.training.methods import METHODS
-from forerank.training.methods.cross_batch_contrastive import PairLoss
+from forerank.training.assemble import build_model
+from forerank.training.batches import BatchPlan
+from forerank.training.methods import METHODS, Ingredients, complete_options
+from forerank.training.methods.cross_batch_contrastive import CrossBatchContrastive, PairLoss
 from forerank.training.methods.dcml_mdw import self_reinforced
 from forerank.training.methods.divide_and_conquer import DivideAndConquer, match_clusters, nearest_negatives
 from forerank.training.methods.margin import (
@@ -33,6 +35,10 @@ from forerank.training.methods.proxy_nca import ProxyNCA
 from forerank.training.methods.rank_mi import divergence, statistics_network
 from forerank.training.methods.soft_triple import centre_spread
 from forerank.training.methods.triplet import SemiHardTriplet
+from forerank.training.optimise import build_optimiser
+from forerank.training.prepare import complete_recipe, open_parts
+from forerank.training.processes import Processes
+from forerank.training.recipe import Recipe, nested, override, recipe_from_dict
 
 from .conftest import CALM, QUICK, Start
 from .test_resume import steps_done, tensors, wait_for
@@ -326,9 +332,61 @@ def test_contrastive_pairs_by_hand() -> None:
             elif labels[i] != labels[j] and s > 0.5:
                 expected += s
     assert float(PairLoss(0.5)(vectors, labels)) == pytest.approx(expected / 6, rel=1e-4)
-    # An image of the bank is not the image itself: all pairs count.
-    both = PairLoss(0.5)(vectors, labels, vectors, labels)
-    assert float(both) == pytest.approx(expected / 6, rel=1e-4)
+
+
+def test_the_bank_is_used_from_its_start_on() -> None:
+    objective = CrossBatchContrastive(size=8, start=2, negative_margin=0.5)
+    vectors, labels = units(8, 3), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    alone = [float(objective.loss(vectors, labels, torch.arange(8) + 8 * step)) for step in range(3)]
+    assert alone[0] == alone[1] == alone[2]  # the third step fills the bank
+    assert len(objective.memory) == 8
+    both = float(objective.loss(vectors, labels, torch.arange(8) + 24))
+    assert both == pytest.approx(alone[0] + float(PairLoss(0.5)(vectors, labels, vectors, labels)), rel=1e-5)
+
+
+def test_the_settings_of_proxynca_plus_plus_reach_model_and_optimiser() -> None:
+    recipe = load_recipe("glyphs", ["method=proxynca++", "steps=64", "batch_size=32"])
+    labels = [f"class {i // 4}" for i in range(64)]
+    table = Table([str(i) for i in range(64)], labels, ["train"] * 64, root=Path())
+    complete = complete_recipe(recipe, table, 1, "cpu")
+    assert complete.optimiser.head_warmup == 4  # a sixteenth of 64 steps; five epochs would be ten
+    longer = complete_recipe(override(recipe, ["steps=null", "epochs=100"]), table, 1, "cpu")
+    assert longer.optimiser.head_warmup == 10
+    model = build_model(complete)
+    assert model.layer_norm is not None
+    assert [*model.layer_norm.parameters()] == []
+    images = torch.rand(2, 1, 32, 32)
+    with torch.no_grad():
+        model.eval()
+        torch.testing.assert_close(model.features(images), model.backbone(images).amax((2, 3)))
+    optimiser = build_optimiser(complete, model.backbone.parameters(), [], [nn.Parameter(torch.ones(1))])
+    assert [(g["eps"], g["weight_decay"], g["peak_lr"]) for g in optimiser.param_groups] == [
+        (1.0, 0.0, 0.024), (1.0, 0.0, 240.0),
+    ]  # fmt: skip
+
+
+def test_batches_of_groups_come_in_turn_and_several_processes_share_them() -> None:
+    """Five classes in group 0, three in group 1; one in group 2, which is passed over; a row is left out."""
+    sizes = [20, 12, 4]
+    groups = np.repeat([0, 1, 2], sizes)
+    groups[0] = -1
+    labels = [f"class {i // 4}" for i in range(36)]
+    table = Table([str(i) for i in range(36)], labels, ["train"] * 36, root=Path())
+    recipe = override(Recipe(), ["batch_size=16"])
+
+    def plan(rank: int, count: int) -> BatchPlan:
+        return BatchPlan(recipe, table, Processes(rank, count, torch.device("cpu")), groups)
+
+    whole, shared = plan(0, 1), [plan(rank, 2) for rank in range(2)]
+    seen: set[tuple[int, int]] = set()
+    for step in range(20):
+        keys = whole.keys(step)
+        assert {int(groups[row]) for row, _ in keys} == {step % 2}
+        assert len(keys) == (16 if step % 2 == 0 else 12)
+        assert keys == [key for part in shared for key in part.keys(step)]
+        assert not seen.intersection(keys)  # no random view comes twice
+        seen.update(keys)
+    assert 0 not in {row for row, _ in seen}
 
 
 # --- through the loop
@@ -336,9 +394,6 @@ def test_contrastive_pairs_by_hand() -> None:
 
 def build(key: str, dim: int, classes: int) -> Objective:
     """A method's objective on a small table."""
-    from forerank.training.methods import Ingredients, complete_options
-    from forerank.training.recipe import Recipe, override
-
     names = [f"{c}/{i}" for c in range(classes) for i in range(4)]
     table = Table(names, [n[0] for n in names], ["train"] * len(names), root=Path())
     method = METHODS[key]
@@ -444,8 +499,6 @@ def test_what_a_method_cannot_use_is_refused_in_one_sentence(
 
 
 def test_a_method_brings_its_values_and_those_given_go_over_them() -> None:
-    from forerank.training.recipe import nested, recipe_from_dict
-
     recipe = load_recipe("glyphs", ["lr=0.01", "method=proxynca++"])
     assert (recipe.model.pooling, recipe.model.layer_norm, recipe.model.freeze_batch_norm) == (
         "max",
@@ -464,8 +517,6 @@ def test_a_method_brings_its_values_and_those_given_go_over_them() -> None:
 
 
 def test_fastap_takes_super_categories_where_the_data_has_them() -> None:
-    from forerank.training.prepare import complete_recipe, open_parts
-
     recipe = load_recipe("glyphs", ["method=fastap"])
     assert complete_recipe(recipe, open_parts(recipe)["train"], 1, "cpu").batch.super_categories == 2
 

@@ -1,14 +1,18 @@
 """Several processes under torchrun: the same curve as one, one writer, a death that is explained."""
 
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from forerank.errors import InputError
 from forerank.training import load_recipe, read_history, train
@@ -42,6 +46,91 @@ def test_two_processes_equal_one_with_the_joint_batch(
     assert one[0] != one[-1]
     tests = [read_history(run)[-1]["test"]["recall@1"] for run in runs.values()]
     assert tests[0] == pytest.approx(tests[1], abs=0.03)
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_many_processes_equal_one_with_the_joint_batch(
+    images: Path, tmp_path: Path, start: Start, count: int
+) -> None:
+    """Micro batches, a memory bank and a running mean at once, and validation and test shared out."""
+    values = [*CALM, "batch_size=32", "steps=4", "every=2", "report=false", "memory=40", "ema=0.9",
+              "micro_batch=2"]  # fmt: skip
+    runs = {n: tmp_path / str(n) for n in (1, count)}
+    for n, run in runs.items():
+        process = start(["train", images, *values, f"run={run}"], processes=n)
+        _, talk = process.communicate(timeout=500)
+        assert process.returncode == 0, talk
+    one, many = (read_history(run) for run in runs.values())
+    losses_of = [[row["loss"] for row in history if "loss" in row] for history in (one, many)]
+    assert losses_of[0] == pytest.approx(losses_of[1], abs=1e-5)
+    assert len(set(losses_of[0])) == 4
+    here, there = (load_file(run / "last" / "model.safetensors") for run in runs.values())
+    for name in here:
+        torch.testing.assert_close(there[name], here[name], rtol=1e-3, atol=2e-6)
+    assert [row["validation"] for row in one if "validation" in row] == [
+        row["validation"] for row in many if "validation" in row
+    ]
+
+
+# A real process that dies at a moment that the test chooses: when it is about to count its share.
+DIES = """
+import os, signal, sys
+from forerank.cli import main
+from forerank.ranking.hard_count import Counter
+whole, evaluations = Counter.run, 0
+def die(self, tiles):
+    global evaluations
+    evaluations += 1
+    if os.environ["RANK"] == "1" and evaluations == int(os.environ["DIES_IN"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    whole(self, tiles)
+Counter.run = die
+main()
+"""
+
+
+def run_and_lose_rank_1(folder: Path, arguments: list[object], evaluation: int) -> str:
+    """What is said when rank 1 of two dies in the middle of an evaluation, counted from 1."""
+    (folder / "dies.py").write_text(DIES)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(folder / "dies.py")]
+    done = subprocess.run(
+        [sys.executable, *launcher, *map(str, arguments)],
+        env=os.environ | {"DIES_IN": str(evaluation)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "Signal 9 (SIGKILL)" in done.stderr  # torchrun's own words
+    ours = [line for line in done.stderr.splitlines() if line.startswith("forerank: ")]
+    assert len(ours) == 1, done.stderr
+    return ours[0]
+
+
+def test_a_process_that_dies_in_the_middle_of_evaluation(images: Path, tmp_path: Path, start: Start) -> None:
+    """In training: resumed from the checkpoint. Of a run: said in a sentence, and the next attempt works."""
+    run = tmp_path / "run"
+    values = [*QUICK, "report=false", "steps=6", "every=2"]
+    said = run_and_lose_rank_1(tmp_path, ["train", images, *values, f"run={run}"], evaluation=3)
+    assert "another process of this run ended or stopped answering" in said
+    assert "the same command resumes" in said
+    assert steps_done(run) == 4  # the evaluation after step 4 was the third, the untrained model's the first
+    process = start(["train", images, *values, f"run={run}"], processes=2)
+    _, talk = process.communicate(timeout=300)
+    assert process.returncode == 0, talk
+    assert "from step 2" in talk
+    assert steps_done(run) == 6
+
+    said = run_and_lose_rank_1(tmp_path, ["evaluate", run, "--json"], evaluation=1)
+    assert "another process of this run ended or stopped answering" in said
+    assert said.endswith("start the same command again")
+    answers = []
+    for count in (8, 1):
+        process = start(["evaluate", run, "--json"], processes=count)
+        out, talk = process.communicate(timeout=300)
+        assert process.returncode == 0, talk
+        answers.append(json.loads(out))
+    eight, one = (answer["metrics"] for answer in answers)
+    assert eight == pytest.approx(one, abs=1e-9)
+    assert eight["recall@1"] == one["recall@1"]
 
 
 def test_a_process_that_dies_ends_the_run_readably_and_it_can_be_resumed(

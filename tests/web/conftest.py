@@ -1,6 +1,7 @@
 """An index of drawn shapes, and a real server for it on loopback."""
 
 import math
+import os
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 COLOURS = {"red": "#c8423a", "blue": "#3566c4", "green": "#2f8f5b", "yellow": "#e0a526"}
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SHAPES = {"triangle": 3, "square": 4, "star": 5, "circle": 0}
 
 
@@ -78,6 +80,21 @@ def index(shapes_index: Path, retriever: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
+def shop(shapes: Path, retriever: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The shapes from a CSV with a category, a price and an address."""
+    from forerank.search import Index, build_index
+
+    folder = tmp_path_factory.mktemp("shop")
+    lines = [
+        f"{file},{file.parent.name},{file.parent.name.split()[1]},{i % 7},https://shop.example/{i}"
+        for i, file in enumerate(sorted(shapes.rglob("*.jpg")))
+    ]
+    (folder / "shop.csv").write_text("\n".join(["path,label,category,price,url", *lines]) + "\n")
+    build_index(retriever, folder / "shop.csv", folder / "index")
+    return Index.open(folder / "index", model=retriever)
+
+
+@pytest.fixture(scope="session")
 def picture() -> Callable[..., bytes]:
     """The bytes of a drawn shape that is not in the index."""
     import io
@@ -121,3 +138,69 @@ def site(index: Any) -> Iterator[str]:
     """The address of a running server of the index."""
     with _serving(index, title="Shapes") as address:
         yield address
+
+
+@pytest.fixture
+def open_page(browser):
+    """Open an address; whatever it asks of another host, or complains of, fails the test."""
+    contexts, complaints = [], []
+
+    def opened(address, expect_errors=False, **options):
+        context = browser.new_context(**{"viewport": {"width": 1180, "height": 800}, **options})
+        context.set_default_timeout(20_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        host = address.split("/")[2]
+        page.on(
+            "request",
+            lambda request: (
+                complaints.append(request.url)
+                if request.url.startswith("http") and request.url.split("/")[2] != host
+                else None
+            ),
+        )
+        if not expect_errors:
+            page.on(
+                "console",
+                lambda message: complaints.append(message.text) if message.type == "error" else None,
+            )
+        page.goto(address)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture(scope="session")
+def photograph():
+    return _photograph
+
+
+@pytest.fixture(scope="session")
+def shown():
+    return _shown
+
+
+def _photograph(page, name):
+    """Keep a picture for the documentation, if asked to."""
+    if os.environ.get("FORERANK_SCREENSHOTS"):
+        from PIL import Image
+
+        page.wait_for_timeout(400)
+        IMAGES.mkdir(parents=True, exist_ok=True)
+        file = IMAGES / f"{name}.png"
+        page.screenshot(path=file)
+        with Image.open(file) as taken:
+            taken.convert("RGB").quantize(200).save(file, optimize=True)
+
+
+def _shown(page):
+    """Wait until the pictures in the window are there."""
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.tile img')]"
+        ".filter(i => i.getBoundingClientRect().top < innerHeight)"
+        ".every(i => i.complete && i.naturalWidth > 0) && document.querySelectorAll('.tile').length > 0"
+    )

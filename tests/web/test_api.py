@@ -122,7 +122,7 @@ def test_a_calibrated_index_says_no_match(shapes_index, retriever, picture, tmp_
         answer = client.post("/api/search", content=picture()).json()
         assert answer["found"] is False
         assert not any(hit["trusted"] for hit in answer["hits"])
-        assert client.get("/api/index").json()["precision"] == "90.0% right (80.0% to 100.0%)"
+        assert client.get("/api/index").json()["precision"] == "at least 80% of the answers are right"
 
 
 def test_the_same_page_on_milvus(tmp_path, shapes, retriever, index, picture):

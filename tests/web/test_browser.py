@@ -1,8 +1,6 @@
 """The page in a real browser. With FORERANK_SCREENSHOTS=1 it also takes the pictures of docs/images."""
 
-import os
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,66 +9,9 @@ from forerank.cli import run as command
 from forerank.search import Index, build_index
 
 pytestmark = pytest.mark.browser
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
 
 
-@pytest.fixture
-def open_page(browser):
-    """Open an address; whatever it asks of another host, or complains of, fails the test."""
-    contexts, complaints = [], []
-
-    def opened(address, expect_errors=False, **options):
-        context = browser.new_context(**{"viewport": {"width": 1180, "height": 800}, **options})
-        context.set_default_timeout(20_000)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        host = address.split("/")[2]
-        page.on(
-            "request",
-            lambda request: (
-                complaints.append(request.url)
-                if request.url.startswith("http") and request.url.split("/")[2] != host
-                else None
-            ),
-        )
-        if not expect_errors:
-            page.on(
-                "console",
-                lambda message: complaints.append(message.text) if message.type == "error" else None,
-            )
-        page.goto(address)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-def photograph(page, name):
-    """Keep a picture for the documentation, if asked to."""
-    if os.environ.get("FORERANK_SCREENSHOTS"):
-        from PIL import Image
-
-        page.wait_for_timeout(400)
-        IMAGES.mkdir(parents=True, exist_ok=True)
-        file = IMAGES / f"{name}.png"
-        page.screenshot(path=file)
-        with Image.open(file) as taken:
-            taken.convert("RGB").quantize(200).save(file, optimize=True)
-
-
-def shown(page):
-    """Wait until the pictures in the window are there."""
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('.tile img')]"
-        ".filter(i => i.getBoundingClientRect().top < innerHeight)"
-        ".every(i => i.complete && i.naturalWidth > 0) && document.querySelectorAll('.tile').length > 0"
-    )
-
-
-def test_the_gallery_and_a_click_through(open_page, site):
+def test_the_gallery_and_a_click_through(open_page, site, shown, photograph):
     page = open_page(site)
     shown(page)
     assert "80 images" in page.inner_text("#about")
@@ -140,7 +81,7 @@ def test_drop_and_paste(open_page, site, picture, way):
     assert "green" in page.locator(".tile .name").first.inner_text()
 
 
-def test_a_bad_upload_is_told_and_the_page_goes_on(open_page, site, picture):
+def test_a_bad_upload_is_told_and_the_page_goes_on(open_page, site, picture, shown):
     page = open_page(site, expect_errors=True)
     page.set_input_files("#file", {"name": "cat.jpg", "mimeType": "image/jpeg", "buffer": b"not a picture"})
     page.wait_for_selector("#error:not([hidden])")
@@ -171,7 +112,7 @@ def test_an_empty_index(open_page, serving, retriever, tmp_path, picture):
         page.close()  # before its server ends
 
 
-def test_explain(open_page, site):
+def test_explain(open_page, site, photograph):
     page = open_page(f"{site}/?like=26")
     page.wait_for_selector(".tile .rank")
     page.click("#tab-explain")
@@ -184,7 +125,7 @@ def test_explain(open_page, site):
     assert page.locator("#figure image").count() == 15
 
 
-def test_the_keyboard_is_enough(open_page, site):
+def test_the_keyboard_is_enough(open_page, site, shown):
     page = open_page(site)
     shown(page)
     page.keyboard.press("ArrowRight")
@@ -211,7 +152,7 @@ def test_the_keyboard_is_enough(open_page, site):
     page.wait_for_selector("#empty:not([hidden])")
 
 
-def test_a_phone_in_the_dark(open_page, site):
+def test_a_phone_in_the_dark(open_page, site, shown, photograph):
     page = open_page(
         f"{site}/?like=26", viewport={"width": 390, "height": 780}, color_scheme="dark", has_touch=True
     )
@@ -232,7 +173,7 @@ def test_the_description_of_the_api(open_page, site):
     assert "similarity" in page.inner_text("#operations")
 
 
-def test_a_hundred_thousand_images_do_not_choke_it(open_page, serving, tmp_path, shapes):
+def test_a_hundred_thousand_images_do_not_choke_it(open_page, serving, tmp_path, shapes, shown):
     """Scrolling through thousands keeps the page small: far blocks are emptied."""
     from forerank.search import Row, open_engine
 
@@ -297,7 +238,7 @@ def test_a_picture_that_is_gone_leaves_a_word(open_page, serving, retriever, tmp
         page.close()
 
 
-def test_a_trained_run_becomes_a_page_in_two_commands(open_page, serving, tmp_path):
+def test_a_trained_run_becomes_a_page_in_two_commands(open_page, serving, tmp_path, shown, photograph):
     """The demo's model, trained shorter: characters that training never saw, found in other typefaces."""
     run, address = tmp_path / "run", tmp_path / "glyphs.index"
     short = ["steps=60", "every=60", "batch_size=128", "lr=2e-3", "report=false", "nmi=false"]

@@ -13,19 +13,6 @@ from forerank.web.uploads import Limits
 
 
 @pytest.fixture(scope="module")
-def shop(shapes, retriever, tmp_path_factory):
-    """The shapes as a CSV with a category, a price and an address."""
-    folder = tmp_path_factory.mktemp("shop")
-    lines = [
-        f"{file},{file.parent.name},{file.parent.name.split()[1]},{i % 7},https://shop.example/{i}"
-        for i, file in enumerate(sorted(shapes.rglob("*.jpg")))
-    ]
-    (folder / "shop.csv").write_text("\n".join(["path,label,category,price,url", *lines]) + "\n")
-    build_index(retriever, folder / "shop.csv", folder / "index")
-    return Index.open(folder / "index", model=retriever)
-
-
-@pytest.fixture(scope="module")
 def client(shop):
     with TestClient(create_app(shop), base_url="http://localhost") as opened:
         yield opened
@@ -50,9 +37,10 @@ def test_more_and_less_is_the_arithmetic_of_the_docs(client, shop):
 
 
 def test_one_example_is_a_search_with_that_row(client):
-    assert client.get("/api/search?like=7&k=9").json()["hits"] == client.get(
-        "/api/rows/7/search?k=9"
-    ).json()["hits"]
+    assert (
+        client.get("/api/search?like=7&k=9").json()["hits"]
+        == client.get("/api/rows/7/search?k=9").json()["hits"]
+    )
 
 
 def test_an_upload_is_kept_and_found_again(client, shop, picture):
@@ -117,7 +105,9 @@ def test_filters_limit_a_search_and_the_gallery(client):
         assert refused.status_code == 400
         assert "unknown column 'colour'" in refused.json()["error"]
         assert refused.json()["error"].count(". ") <= 1
-    assert client.get("/api/values?column=prize").json()["error"].startswith("unknown column 'prize': did you")
+    assert (
+        client.get("/api/values?column=prize").json()["error"].startswith("unknown column 'prize': did you")
+    )
 
 
 def test_one_per_class_and_folding_hide_and_tell(client, shop):

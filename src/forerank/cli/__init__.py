@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 VERBS: dict[str, tuple[str, str]] = {
     "audit": (
         "forerank.cli.audit:audit",
-        "Look for wrong labels, classes with several centres, confusing pairs.",
+        "Look for wrong labels, copies and unusual pictures; correct them on a page.",
     ),
     "calibrate": (
         "forerank.cli.calibrate:calibrate",
         "Choose the similarity above which a match is trusted.",
+    ),
+    "compare": (
+        "forerank.cli.compare:compare",
+        "Compare finished runs: tables, curves, paired differences with intervals.",
     ),
     "data": ("forerank.cli.data:app", "Data sets: list them, show one, check every image, download, export."),
     "demo": (
@@ -32,7 +36,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "forerank.cli.doctor:doctor",
         "Show what this machine has, what is missing and how to get it.",
     ),
-    "duplicates": ("forerank.cli.duplicates:duplicates", "List near-identical images of an index."),
+    "duplicates": (
+        "forerank.cli.duplicates:duplicates",
+        "List near-identical images of an index, or look at them on a page.",
+    ),
     "embed": ("forerank.cli.embed:embed", "Turn pictures into vectors with a run, a model or a backbone."),
     "evaluate": (
         "forerank.cli.evaluate:evaluate",
@@ -41,6 +48,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("forerank.cli.export:export", "Write a model as ONNX, checked against torch."),
     "index": ("forerank.cli.index:index", "Embed images into an index that can be searched."),
     "losses": ("forerank.cli.losses:app", "List or describe the losses; plot one from its derivative."),
+    "map": ("forerank.cli.map:draw_map", "Lay out an index as a map that its search page shows."),
     "methods": ("forerank.cli.methods:methods", "List the methods to train with: paper and deviations."),
     "models": ("forerank.cli.models:app", "List the backbones and their names."),
     "paper": (
@@ -54,6 +62,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "search": ("forerank.cli.search:search", "Find the images of an index nearest to a picture."),
     "serve": ("forerank.cli.serve:serve", "Open the search page of an index."),
     "train": ("forerank.cli.train:train", "Train on a folder of images or by a recipe; resume a run."),
+    "verify": (
+        "forerank.cli.verify:verify",
+        "Read every byte of an index and compare its checksums.",
+    ),
 }
 
 # Verbs that keep what they have done so far.

@@ -10,16 +10,27 @@ _BF16 = {
 }
 
 
-def doctor(*, json: bool = False) -> None:
+def doctor(*, gpu: bool = False, device: str = "auto", json: bool = False) -> None:
     """Print what this machine has: torch, device, threads, optional parts, what is missing.
 
     Example: forerank doctor --json
 
+    Example: forerank doctor --gpu
+
     Parameters
     ----------
+    gpu
+        Test the accelerator instead, in at most two minutes: losses, evaluation and training against the CPU,
+        memory, speed, several GPUs. The report is made to be pasted into an issue. Without an accelerator
+        the CPU is tested.
+    device
+        With --gpu: auto, cpu, cuda, cuda:1 or mps.
     json
         Print one JSON document for machines.
     """
+    if gpu:
+        _test_accelerator(device, json=json)
+        return
     machine = describe()
     if json:
         print_json(machine)
@@ -47,3 +58,12 @@ def doctor(*, json: bool = False) -> None:
         print(f"\nTo add what is missing: pip install 'forerank[{','.join(missing)}]'")
     else:
         print("\nEvery optional part is installed.")
+
+
+def _test_accelerator(device: str, *, json: bool) -> None:
+    from forerank.training.self_test import self_test
+
+    report = self_test(device)
+    print_json(report.to_dict()) if json else print(report)
+    if not report.passed:
+        raise SystemExit(1)

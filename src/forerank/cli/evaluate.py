@@ -10,7 +10,9 @@ from forerank.console import print_json, say
 from forerank.errors import InputError
 
 if TYPE_CHECKING:
-    from forerank.metrics import Evaluation
+    from forerank.metrics import Evaluation, RerankChoice
+
+AUTO = "auto"
 
 
 def evaluate(
@@ -24,6 +26,7 @@ def evaluate(
     ignore_sequence: bool = False,
     repeats: int = 0,
     by_category: bool = False,
+    rerank: str | None = None,
     ties: str = "pessimistic",
     precision: str = "auto",
     memory: int = 512,
@@ -39,6 +42,8 @@ def evaluate(
       forerank evaluate --embeddings e.npy --labels l.csv
       forerank evaluate --embeddings e.npy --labels l.csv --ks 1 --ks 5 --json
       forerank evaluate --embeddings e.npy --labels l.csv --metrics precision@5 --metrics map@5 --by-category
+      forerank evaluate runs/birds --rerank auto
+      forerank evaluate runs/birds --rerank reciprocal:k1=10,depth=100
       torchrun --nproc-per-node 2 -m forerank evaluate --embeddings e.npy --labels l.csv
 
     Parameters
@@ -61,6 +66,9 @@ def evaluate(
         Evaluate on this many random galleries of one image per label (VehicleID's protocol: 10).
     by_category
         Also a table of figures per category of the query, worst first; needs a column `category`.
+    rerank
+        Refine rankings by neighbours: expansion, averaging or reciprocal, with settings after a colon; auto
+        takes what helps on a run's validation classes, or none.
     ties
         pessimistic: an equally similar negative stands before the positive; optimistic: after it.
     precision
@@ -85,6 +93,12 @@ def evaluate(
         options["metrics"] = metrics
     if nmi is not None:
         options["nmi"] = nmi
+    if rerank is not None:
+        from forerank.ranking.reranking import NONE, read_reranking
+
+        if rerank != AUTO:
+            read_reranking(rerank)  # a wrong name is refused before any work
+        options["rerank"] = rerank
     if run is not None:
         if embeddings is not None:
             raise InputError(
@@ -97,16 +111,30 @@ def evaluate(
                 raise InputError(
                     f"--{name} goes with --embeddings; a run has its own labels, protocol and report.html."
                 )
-        from forerank.training import evaluate_run, is_first_process
+        from forerank.training import choose_run_reranking, evaluate_run, is_first_process
 
+        choice = None
+        if rerank == AUTO:
+            if split == "validation":
+                raise InputError("--rerank auto chooses on the validation classes: evaluate another split.")
+            choice = choose_run_reranking(Path(run), seed=seed)
+            options["rerank"] = choice.chosen
         result = evaluate_run(Path(run), split=split or "test", by_category=by_category, **options)
         if is_first_process():
-            _print(result, json)
+            if choice is not None and not json:
+                print(f"{choice}\n")
+            _print(result, json, choice)
+            if choice is not None and choice.chosen != NONE:
+                say(f"search the same way: forerank index {run} IMAGES -o INDEX --rerank {choice.chosen}")
         return
     if embeddings is None:
         raise InputError("name a run folder, or give --embeddings e.npy --labels l.csv.")
     if labels is None:
         raise InputError("--embeddings needs --labels: a .csv with a column 'label', one row per embedding.")
+    if rerank == AUTO:
+        raise InputError(
+            "--rerank auto needs the validation classes of a run: give a kind, such as expansion."
+        )
     if split is not None:
         raise InputError("--split goes with a run folder; with --embeddings every row is evaluated.")
     if repeats and plots is not None:
@@ -168,10 +196,12 @@ def evaluate(
     _print(result, json)
 
 
-def _print(result: "Evaluation", json: bool) -> None:
+def _print(result: "Evaluation", json: bool, choice: "RerankChoice | None" = None) -> None:
     if json:
         whole = result.to_dict()
         whole.pop("per_query", None)
+        if choice is not None:
+            whole["rerank_choice"] = choice.to_dict()
         print_json(whole)
     else:
         print(result)

@@ -19,6 +19,7 @@ def index(
     rehash: bool = False,
     strict: bool = False,
     precision: str = "fp32",
+    measured: bool = False,
     json: bool = False,
 ) -> None:
     """Embed images and keep the vectors where they can be searched.
@@ -52,17 +53,23 @@ def index(
         Stop at an image that cannot be read instead of leaving it out.
     precision
         fp32, or bf16: faster where the processor has it, and some neighbours change. See forerank doctor.
+    measured
+        Take the measured model of a run, although there is one that was trained on all classes (--refit).
     json
         Print what was done as JSON.
     """
     from dataclasses import asdict
 
     from forerank.models import keep_freed_memory
+    from forerank.models.storage import shipped_model
     from forerank.search import build_index
 
     keep_freed_memory()
+    chosen = model if measured else shipped_model(model)
+    if chosen != model:
+        say(f"the model is {chosen}, trained on all classes; --measured takes the one that was measured")
     report = build_index(
-        model,
+        chosen,
         images,
         output,
         split=split,

@@ -1,6 +1,7 @@
 """`forerank train`."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -13,6 +14,7 @@ def train(
     /,
     *values: str,
     run: Annotated[Path | None, Parameter(name="--run")] = None,
+    refit: bool = False,
     json: bool = False,
 ) -> None:
     """Train a model, evaluate it before and after, write a report.
@@ -23,8 +25,10 @@ def train(
 
         forerank train ./my_images
         forerank train glyphs seed=1 loss=PNP-Ds
+        forerank train ./my_images method=divide-and-conquer method.clusters=4
         forerank train sop root=/data/sop batch_size=4096 micro_batch=64
         forerank train runs/my_images
+        forerank train runs/my_images --refit
         torchrun --nproc-per-node 2 -m forerank train glyphs run=runs/two
 
     Parameters
@@ -37,22 +41,33 @@ def train(
     run:
         Folder to write; by default runs/ and a name made of the source and the values. torchrun has an option
         --run of its own: with torchrun, write run=FOLDER.
+    refit:
+        Afterwards train the chosen settings once more on all classes, into RUN/refit: the model to ship. The
+        numbers belong to the measured model in RUN/best. Of a finished run, only this is done.
     json:
         Print the results as JSON.
     """
     from forerank.models import keep_freed_memory
+    from forerank.models.storage import shipped_model
     from forerank.training import is_first_process, prepare_run
+    from forerank.training import refit as train_on_all_classes
     from forerank.training import train as start
 
     keep_freed_memory()
     recipe, folder = prepare_run(source, values, run)
     outcome = start(recipe, folder)
+    if refit:
+        train_on_all_classes(folder)
     if not is_first_process():
         return
     if json:
         print_json({"run": str(folder), **outcome.results})
+        return
+    print(outcome)
+    if outcome.results["report"]:
+        say(f"\nreport: {outcome.results['report']}")
+    if shipped_model(str(folder)) != str(folder):
+        say(f"model to ship, trained on all classes: {shipped_model(str(folder))}")
     else:
-        print(outcome)
-        if outcome.results["report"]:
-            say(f"\nreport: {outcome.results['report']}")
-        say(f"search with it: forerank index {folder} IMAGES -o INDEX && forerank serve INDEX")
+        say(f"train it once more on all classes, to ship it: forerank train {quote(str(folder))} --refit")
+    say(f"search with it: {outcome.results['next']}")

@@ -14,12 +14,22 @@ from torch.utils.data import Dataset
 
 from forerank.console import progress
 from forerank.data.decode import BadImageError, read_image
-from forerank.data.preprocessing import Views, evaluation_view, training_view
+from forerank.data.preprocessing import (
+    SeveralViews,
+    Views,
+    cut_pixels,
+    cuts_without_resizing,
+    evaluation_view,
+    normalise_pixels,
+    training_view,
+)
 from forerank.data.table import Table
 from forerank.data.threads import map_in_threads
 from forerank.errors import InputError, unknown
 
 Item: TypeAlias = tuple[torch.Tensor, int, int]  # image (C, H, W) float32, label id, row of the table
+Joined: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # images (B, C, H, W), labels, rows
+Key: TypeAlias = int | tuple[int, int]  # row, or row and number of the draw
 BAD_POLICIES = ("refuse", "skip")
 CACHE_LIMIT = 8 * 2**30  # bytes of decoded pixels that `cache=True` accepts
 
@@ -73,9 +83,8 @@ class ImageDataset(Dataset[Item | None]):
     def __len__(self) -> int:
         return len(self._files)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> Item | None:
-        index, draw = key if isinstance(key, tuple) else (key, None)
-        index = int(index)
+    def __getitem__(self, key: Key) -> Item | None:
+        index, draw = _row_and_draw(key)
         try:
             image = self.picture(index)
         except BadImageError:
@@ -86,9 +95,28 @@ class ImageDataset(Dataset[Item | None]):
         if draw is None:
             view = evaluation_view(image, self.preprocessing)
         else:
-            rng = Random(f"{self.seed} {index} {int(draw)}")
-            view = training_view(image, self.preprocessing, rng)
+            view = training_view(image, self.preprocessing, self._random(index, draw))
         return view, int(self.labels[index]), index
+
+    def __getitems__(self, keys: Sequence[Key]) -> Joined | list[Item | None]:
+        """A whole batch, which the data loader asks for; small pictures in memory are cut in one pass."""
+        p, whole = self.preprocessing, None if self._cache is None else self._cache.whole
+        if whole is None or isinstance(p, SeveralViews) or not cuts_without_resizing(whole.shape[1:3], p):
+            return [self[key] for key in keys]
+        wanted = [_row_and_draw(key) for key in keys]
+        rows = np.array([index for index, _ in wanted], dtype=np.int64)
+        if p.size == p.resize and not p.flip:  # every view is the picture itself
+            views = whole[rows]
+        else:
+            views = np.empty((len(rows), p.size, p.size, p.channels), np.uint8)
+            for view, (index, draw) in zip(views, wanted, strict=True):
+                rng = None if draw is None else self._random(index, draw)
+                view[:] = cut_pixels(whole[index], p, rng)
+        images = torch.from_numpy(normalise_pixels(views, p))
+        return images, torch.from_numpy(self.labels[rows]), torch.from_numpy(rows)
+
+    def _random(self, index: int, draw: int) -> Random:
+        return Random(f"{self.seed} {index} {draw}")
 
     def picture(self, index: int) -> Image.Image:
         """Row `index` decoded and cut to its bounding box, before any view is taken."""
@@ -118,6 +146,12 @@ class ImageDataset(Dataset[Item | None]):
     def skipped(self) -> list[Path]:
         """The bad pictures met so far under `on_bad="skip"`."""
         return [Path(self._files[i]) for i in torch.nonzero(self._bad).flatten().tolist()]
+
+
+def _row_and_draw(key: Key) -> tuple[int, int | None]:
+    if isinstance(key, tuple):
+        return int(key[0]), int(key[1])
+    return int(key), None
 
 
 class _PixelCache:
@@ -164,6 +198,13 @@ class _PixelCache:
 
     ends: NDArray[np.int64]
 
+    @property
+    def whole(self) -> NDArray[np.uint8] | None:
+        """All pictures as (N, H, W, C), if they are of one size and none is bad."""
+        if self.reasons or not len(self.shapes) or (self.shapes != self.shapes[0]).any():
+            return None
+        return self.pixels.reshape(-1, *self.shapes[0].tolist(), self.channels)
+
     def picture(self, index: int, name: str) -> Image.Image:
         if index in self.reasons:
             raise BadImageError(name, self.reasons[index])
@@ -173,13 +214,17 @@ class _PixelCache:
         return Image.fromarray(flat.reshape((high, wide) if self.channels == 1 else (high, wide, 3)))
 
 
-def collate(items: Sequence[Item | None]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def collate(items: Sequence[Item | None] | Joined) -> Joined:
     """Join items to (images (B, C, H, W), label ids (B,), rows (B,)), leaving out skipped pictures.
+
+    A batch that `ImageDataset` has joined already stays as it is.
 
     >>> images, labels, rows = collate([(torch.zeros(3, 4, 4), 7, 0), None])
     >>> images.shape, labels.tolist(), rows.tolist()
     (torch.Size([1, 3, 4, 4]), [7], [0])
     """
+    if isinstance(items, tuple):
+        return items
     kept = [item for item in items if item is not None]
     if not kept:
         raise InputError(f"none of the {len(items)} pictures of a batch can be decoded")

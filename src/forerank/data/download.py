@@ -69,6 +69,7 @@ def download(
         raise InputError(f"{file} exists already and will not be overwritten")
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(file.name + ".part")
+    # Our own loop rather than tenacity: an attempt that brought new bytes starts the count of failures anew.
     failures = 0
     while True:
         before = part.stat().st_size if part.exists() else 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageEnhance
 
 from forerank.errors import InputError, unknown
 
@@ -40,6 +40,9 @@ class Preprocessing:
         crop: the training view. "paper" resizes, then cuts `size` at a random place; "official" is the
             authors' code: 8% to 100% of the area at an aspect of 3/4 to 4/3, resized to `size`.
         flip: probability that the training view is mirrored.
+        colour: brightness, contrast and saturation of the training view are each multiplied by a random
+            number between 1 - colour and 1 + colour.
+        erase: probability that a random rectangle of the training view is made grey (Zhong et al., 2020).
 
     >>> Preprocessing(size=32, resize=36, channels=1, mean=(0.5,), std=(0.5,), flip=0.0).size
     32
@@ -54,6 +57,8 @@ class Preprocessing:
     interpolation: str = "bilinear"
     crop: str = "paper"
     flip: float = 0.5
+    colour: float = 0.0
+    erase: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(float(m) for m in self.mean))
@@ -72,6 +77,10 @@ class Preprocessing:
             raise unknown("crop", self.crop, CROPS)
         if not 0 <= self.flip <= 1:
             raise InputError(f"flip must be a probability, not {self.flip}")
+        if not 0 <= self.colour < 1:
+            raise InputError(f"colour must be at least 0 and below 1, not {self.colour}")
+        if not 0 <= self.erase <= 1:
+            raise InputError(f"erase must be a probability, not {self.erase}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON or YAML.
@@ -79,7 +88,9 @@ class Preprocessing:
         >>> Preprocessing.from_dict(Preprocessing().to_dict()) == Preprocessing()
         True
         """
-        return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
+        values = {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
+        # What is off is not told: models and features from before these values keep their identity.
+        return {key: value for key, value in values.items() if key not in ("colour", "erase") or value}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocessing":
@@ -103,9 +114,9 @@ class Preprocessing:
         """Shape of one view: (channels, size, size)."""
         return self.channels, self.size, self.size
 
-    def with_crop(self, crop: str) -> "Preprocessing":
-        """The same with another training view: "paper" or "official"."""
-        return replace(self, crop=crop)
+    def with_training_view(self, crop: str, colour: float = 0.0, erase: float = 0.0) -> "Preprocessing":
+        """The same with another training view: crop "paper" or "official", colours, erasing."""
+        return replace(self, crop=crop, colour=colour, erase=erase)
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Width and height after the resize step.
@@ -171,9 +182,9 @@ class SeveralViews:
         """The same views, all at one other size."""
         return SeveralViews(tuple(part.at_size(size) for part in self.parts))
 
-    def with_crop(self, crop: str) -> "SeveralViews":
+    def with_training_view(self, crop: str, colour: float = 0.0, erase: float = 0.0) -> "SeveralViews":
         """The same with another training view."""
-        return SeveralViews(tuple(part.with_crop(crop) for part in self.parts))
+        return SeveralViews(tuple(part.with_training_view(crop, colour, erase) for part in self.parts))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON or YAML."""
@@ -219,8 +230,7 @@ def evaluation_array(image: Image.Image, preprocessing: Views) -> NDArray[np.flo
         return np.concatenate([evaluation_array(image, part).ravel() for part in preprocessing.parts])
     p = preprocessing
     wide, high = p.resized(*image.size)
-    left, top = round((wide - p.size) / 2), round((high - p.size) / 2)
-    return normalise(_cut(image, p, wide, high, left, top), p)
+    return normalise(_cut(image, p, wide, high, *_central_corner(wide, high, p)), p)
 
 
 def training_view(image: Image.Image, preprocessing: Views, rng: Random) -> "torch.Tensor":
@@ -245,9 +255,50 @@ def training_view(image: Image.Image, preprocessing: Views, rng: Random) -> "tor
         view = image.crop(box).resize((p.size, p.size), INTERPOLATIONS[p.interpolation])
     else:
         wide, high = p.resized(*image.size)
-        left, top = rng.randrange(wide - p.size + 1), rng.randrange(high - p.size + 1)
-        view = _cut(image, p, wide, high, left, top)
-    return torch.from_numpy(normalise(view, p, mirror=rng.random() < p.flip))
+        view = _cut(image, p, wide, high, *_random_corner(wide, high, p, rng))
+    mirror = rng.random() < p.flip
+    if p.colour:
+        view = _other_colours(view, p.colour, rng)
+    planes = normalise(view, p, mirror=mirror)
+    if p.erase and rng.random() < p.erase:
+        # A third of the area at most; zero is the mean colour once a view is normalised.
+        left, top, right, bottom = random_area(p.size, p.size, rng, smallest=0.02, largest=0.33)
+        planes[:, top:bottom, left:right] = 0
+    return torch.from_numpy(planes)
+
+
+def _other_colours(image: Image.Image, colour: float, rng: Random) -> Image.Image:
+    """Brightness, contrast and (of a colour picture) saturation changed at random."""
+    kinds = [ImageEnhance.Brightness, ImageEnhance.Contrast]
+    for kind in [*kinds, ImageEnhance.Color] if image.mode == "RGB" else kinds:
+        image = kind(image).enhance(rng.uniform(1 - colour, 1 + colour))
+    return image
+
+
+def _central_corner(wide: int, high: int, p: Preprocessing) -> tuple[int, int]:
+    return round((wide - p.size) / 2), round((high - p.size) / 2)
+
+
+def _random_corner(wide: int, high: int, p: Preprocessing, rng: Random) -> tuple[int, int]:
+    return rng.randrange(wide - p.size + 1), rng.randrange(high - p.size + 1)
+
+
+def cuts_without_resizing(shape: tuple[int, ...], p: Preprocessing) -> bool:
+    """Whether every view of a picture of this shape (H, W) is a part of its pixels as they are.
+
+    >>> cuts_without_resizing((36, 36), Preprocessing(size=32, resize=36))
+    True
+    """
+    high, wide = shape
+    return p.crop == "paper" and not (p.colour or p.erase) and p.resized(wide, high) == (wide, high)
+
+
+def cut_pixels(pixels: NDArray[np.uint8], p: Preprocessing, rng: Random | None) -> NDArray[np.uint8]:
+    """The part of pixels (H, W, C) that `training_view`, or without `rng` `evaluation_view`, would take."""
+    high, wide = pixels.shape[:2]
+    left, top = _central_corner(wide, high, p) if rng is None else _random_corner(wide, high, p, rng)
+    view = pixels[top : top + p.size, left : left + p.size]
+    return view[:, ::-1] if rng is not None and rng.random() < p.flip else view
 
 
 def _cut(image: Image.Image, p: Preprocessing, wide: int, high: int, left: int, top: int) -> Image.Image:
@@ -264,14 +315,16 @@ def _cut(image: Image.Image, p: Preprocessing, wide: int, high: int, left: int, 
     return image.resize((p.size, p.size), INTERPOLATIONS[p.interpolation], box=box)
 
 
-def random_area(width: int, height: int, rng: Random) -> tuple[int, int, int, int]:
+def random_area(
+    width: int, height: int, rng: Random, *, smallest: float = 0.08, largest: float = 1.0
+) -> tuple[int, int, int, int]:
     """A random part of 8% to 100% of the area with an aspect of 3/4 to 4/3 (RandomResizedCrop's rule).
 
     >>> random_area(100, 80, Random(0))
     (6, 0, 95, 77)
     """
     for _ in range(10):
-        area = width * height * rng.uniform(0.08, 1.0)
+        area = width * height * rng.uniform(smallest, largest)
         aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
@@ -284,15 +337,17 @@ def random_area(width: int, height: int, rng: Random) -> tuple[int, int, int, in
 
 
 def normalise(image: Image.Image, preprocessing: Preprocessing, mirror: bool = False) -> NDArray[np.float32]:
-    """Pixels (H, W[, C]) of 8 bits -> (C, H, W) float32 with mean and std taken off."""
+    """A picture of 8 bits -> (C, H, W) float32 with mean and std taken off."""
     pixels = np.asarray(image)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
-    if mirror:
-        pixels = pixels[:, ::-1]
+    return normalise_pixels(pixels[:, ::-1] if mirror else pixels, preprocessing)
+
+
+def normalise_pixels(pixels: NDArray[np.uint8], p: Preprocessing) -> NDArray[np.float32]:
+    """Pixels (..., H, W, C) of 8 bits -> (..., C, H, W) float32 with mean and std taken off."""
     # To CHW while still one byte per value: a quarter of the memory traffic of doing it in float.
-    planes = np.array(pixels.transpose(2, 0, 1), order="C").astype(np.float32)
-    p = preprocessing
+    planes = np.array(np.moveaxis(pixels, -1, -3), order="C").astype(np.float32)
     planes *= np.array([1 / (255 * std) for std in p.std], np.float32)[:, None, None]
     planes -= np.array([m / s for m, s in zip(p.mean, p.std, strict=True)], np.float32)[:, None, None]
     return planes

@@ -120,7 +120,7 @@ class RankingLoss(PeerCompatible, nn.Module):
             if references is not None and gather_references:
                 references, _ = gather_rows(references)
                 reference_labels, _ = gather_rows(integer_labels(reference_labels, embeddings.device, SHARED))
-        codes, reference_codes = class_codes(labels, reference_labels, embeddings.device)
+        codes, reference_codes = class_codes(labels, reference_labels)
         keep: slice | Tensor = mine
         if rank_batch:
             embeddings, references, codes, keep = self.augment(embeddings, references, codes, keep)
@@ -128,9 +128,10 @@ class RankingLoss(PeerCompatible, nn.Module):
         classes = ClassColumns.build(
             codes,
             ranked_codes,
-            own_columns=torch.arange(len(codes), device=codes.device) if rank_batch else None,
+            own_columns=torch.arange(len(codes)) if rank_batch else None,
             count_self=self.count_self,
             keep=keep,
+            device=embeddings.device,
         )
         loss = self.loss_of(embeddings, classes, references, rank_batch=rank_batch)
         return sum_over_processes(loss) if shared else loss
@@ -192,7 +193,7 @@ def check_batch(
     if references is None:
         if reference_labels is not None:
             again = check_labels("ref_labels", reference_labels, len(embeddings))
-            if not torch.equal(*class_codes(labels, again, embeddings.device)):
+            if not torch.equal(*class_codes(labels, again)):
                 raise InputError("ref_emb is the batch itself, so ref_labels must be its labels too.")
         return labels, []
     check_embeddings("ref_emb", references)
@@ -260,21 +261,31 @@ def integer_labels(labels: Any, device: torch.device, where: str) -> Tensor:
     """Labels that can be kept or sent: `where` says what asks for that."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be integers of 64 bits {where}.")
-    return labels.to(device)
+    return labels.to(device, non_blocking=True)
 
 
-def class_codes(labels: Any, reference_labels: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Labels of the batch and of the references as codes 0..K-1, int64.
+def class_codes(labels: Any, reference_labels: Any) -> tuple[Tensor, Tensor]:
+    """Labels of the batch and of the references as codes 0..K-1, int64 on the host.
 
-    >>> class_codes(["owl", "jay"], ["jay"], torch.device("cpu"))
+    They are few, and what follows from them are sizes, which the host must know: one copy from an accelerator
+    costs less than waiting for it at each size.
+
+    >>> class_codes(["owl", "jay"], ["jay"])
     (tensor([0, 1]), tensor([1]))
     """
     both = (labels, reference_labels)
     if all(isinstance(part, Tensor) or len(part) == 0 for part in both):
-        joint = torch.cat([torch.as_tensor(part, dtype=torch.int64).to(device) for part in both])
-        codes = torch.unique(joint, return_inverse=True)[1]
+        codes = torch.unique(_on_host(both), return_inverse=True)[1]
     else:
         known: dict[Any, int] = {}
         values = [label for part in both for label in (part.tolist() if isinstance(part, Tensor) else part)]
-        codes = torch.tensor([known.setdefault(value, len(known)) for value in values], device=device)
+        codes = torch.tensor([known.setdefault(value, len(known)) for value in values])
     return codes[: len(labels)], codes[len(labels) :]
+
+
+def _on_host(parts: Sequence[Any]) -> Tensor:
+    """Integer tensors of any devices one behind the other on the host; one copy for all of one device."""
+    tensors = [torch.as_tensor(part, dtype=torch.int64) for part in parts if len(part)]
+    if len({tensor.device for tensor in tensors}) > 1:
+        tensors = [tensor.cpu() for tensor in tensors]
+    return torch.cat(tensors).cpu() if tensors else torch.empty(0, dtype=torch.int64)

@@ -24,7 +24,7 @@ def gather_rows(rows: Tensor) -> tuple[Tensor, slice]:
     """
     sizes = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world_size())]
     dist.all_gather(sizes, torch.tensor([len(rows)], device=rows.device))
-    counts = [int(size) for size in sizes]
+    counts = torch.cat(sizes).tolist()
     begin = sum(counts[: dist.get_rank()])
     everyone: Tensor = _GatherRows.apply(rows, counts, begin)  # type: ignore[no-untyped-call]
     return everyone, slice(begin, begin + len(rows))

@@ -82,34 +82,50 @@ class CrossBatchMemory(nn.Module):
         if indices_tuple is not None:
             raise InputError("a bank ranks all positives against all negatives: indices_tuple must be None.")
         labels, _ = check_batch(embeddings, labels, None, None)
-        labels = integer_labels(labels, embeddings.device, "in a memory bank")
+        codes = integer_labels(labels, embeddings.device, "in a memory bank")
         images = self._images(ids, embeddings)
-        fresh, fresh_labels = embeddings.detach(), labels
+        fresh, mine = embeddings.detach(), slice(None)
         if isinstance(self.loss, RankingLoss) and self.loss.gather and world_size() > 1:
-            (fresh, _), (fresh_labels, _), (images, _) = map(gather_rows, (fresh, fresh_labels, images))
-
+            (fresh, mine), (codes, _), (images, _) = map(gather_rows, (fresh, codes, images))
         stored, stored_labels, stored_images = (x.to(embeddings.device) for x in self._buffers_now())
         if len(stored) and stored.shape[1] != embeddings.shape[1]:
             raise InputError(
                 f"the bank holds embeddings of {stored.shape[1]} dimensions, not {embeddings.shape[1]}."
             )
-        others = ~torch.isin(stored_images, images) | (stored_images == NO_IMAGE)
-        stored, stored_labels, stored_images = stored[others], stored_labels[others], stored_images[others]
-        loss = self._loss_among(embeddings, labels, stored, stored_labels)
+        # Which rows stay and which are added is decided on the host, after a single copy from the device.
+        finite = fresh.isfinite().all(1).to(torch.int64)
+        facts = (codes, images, finite, stored_labels, stored_images)
+        on_host = torch.cat(facts).cpu()
+        codes, images, finite, stored_labels, stored_images = torch.split(on_host, [len(x) for x in facts])
+        if ids is not None and bool((images[mine] < 0).any()):
+            raise InputError("ids must not be negative: they say which image a row is, counted from 0.")
+        others = (~torch.isin(stored_images, images) | (stored_images == NO_IMAGE)).nonzero()[:, 0]
+        stored, stored_labels, stored_images = (
+            _rows(stored, others),
+            stored_labels[others],
+            stored_images[others],
+        )
+        loss = self._loss_among(embeddings, codes[mine], stored, stored_labels)
         if self.training:
             # A faulty row spoils the loss of its own step; stored, it would spoil every step until it left.
-            sound = _last_of_each(images) & fresh.isfinite().all(1)
-            fresh = fresh[sound]
+            sound = (_last_of_each(images) & finite.bool()).nonzero()[:, 0]
+            fresh = _rows(fresh, sound)
             self.embeddings = torch.cat([stored, fresh] if len(stored) else [fresh])[-self.size :]
-            self.labels = torch.cat([stored_labels, fresh_labels[sound]])[-self.size :]
-            self.ids = torch.cat([stored_images, images[sound]])[-self.size :]
+            pairs = ((stored_labels, codes[sound]), (stored_images, images[sound]))
+            self.labels, self.ids = (
+                torch.cat(pair)[-self.size :].to(embeddings.device, non_blocking=True) for pair in pairs
+            )
         return loss
 
     def _loss_among(
         self, embeddings: Tensor, labels: Tensor, stored: Tensor, stored_labels: Tensor
     ) -> Tensor:
-        """The loss of the batch (N, D) together with what is stored (K, D)."""
-        if len(stored) and isinstance(self.loss, RankingLoss):
+        """The loss of the batch (N, D) together with what is stored (K, D); labels are on the host."""
+        if not isinstance(self.loss, RankingLoss):
+            labels, stored_labels = (
+                x.to(embeddings.device, non_blocking=True) for x in (labels, stored_labels)
+            )
+        elif len(stored):
             loss: Tensor = self.loss.rank(embeddings, labels, stored, stored_labels, gather_references=False)
             return loss
         loss = self.loss(embeddings, labels)
@@ -128,9 +144,7 @@ class CrossBatchMemory(nn.Module):
         images = check_labels("ids", ids, len(embeddings))
         if not isinstance(images, Tensor):
             raise TypeError("ids must be integers, which say which image a row is.")
-        if bool((images < 0).any()):
-            raise InputError("ids must not be negative: they say which image a row is, counted from 0.")
-        return images.to(embeddings.device, torch.int64)
+        return images.to(embeddings.device, torch.int64, non_blocking=True)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         # A saved bank has as many rows as had been stored; make room for exactly those.
@@ -143,6 +157,11 @@ class CrossBatchMemory(nn.Module):
 
     def extra_repr(self) -> str:
         return f"size={self.size}, stored={len(self)}"
+
+
+def _rows(vectors: Tensor, chosen: Tensor) -> Tensor:
+    """The rows (n,) of vectors (N, D) that the host has chosen."""
+    return vectors[chosen.to(vectors.device, non_blocking=True)]
 
 
 def _last_of_each(images: Tensor) -> Tensor:

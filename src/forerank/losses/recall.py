@@ -73,8 +73,9 @@ class RecallAtKLoss(RankingLoss):
             return embeddings, references, codes, keep
         units = unit_vectors(embeddings)
         first, second = pairs_of_a_class(codes)
-        place = torch.rand(len(first), 1, dtype=units.dtype).to(units.device)
-        virtual = place * units[first] + (1 - place) * units[second]
+        place = torch.rand(len(first), 1, dtype=units.dtype)
+        place, *ends = (part.to(units.device, non_blocking=True) for part in (place, first, second))
+        virtual = place * units[ends[0]] + (1 - place) * units[ends[1]]
         # A virtual example belongs to the process that holds the first of its two images.
         kept = torch.arange(len(codes), device=codes.device)[keep]
         own = torch.isin(first, kept).nonzero()[:, 0] + len(codes)

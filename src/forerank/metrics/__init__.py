@@ -8,6 +8,7 @@ from forerank.metrics.evaluation import evaluate, rank_queries
 from forerank.metrics.protocols import repeated_gallery
 from forerank.metrics.ranked_lists import RankedLists, neighbours
 from forerank.metrics.registry import METRICS, Metric, Ranks, Vectors
+from forerank.metrics.rerank_choice import RerankChoice, choose_reranking
 from forerank.metrics.result import CategoryFigures, Evaluation, PerQuery
 from forerank.ranking.hard_rows import UnitRows, unit_rows
 
@@ -20,8 +21,10 @@ __all__ = [
     "PerQuery",
     "RankedLists",
     "Ranks",
+    "RerankChoice",
     "UnitRows",
     "Vectors",
+    "choose_reranking",
     "class_distances",
     "confused_pairs",
     "evaluate",

@@ -1,6 +1,6 @@
 """Every figure of an evaluation, from one exact count of the ranks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 from forerank.errors import InputError, unknown
 from forerank.metrics.inputs import check_numbers, checked_ks, label_codes, ranked_items, row_numbers
 from forerank.metrics.intervals import class_intervals
+from forerank.metrics.ranked_lists import checked_pairs
 from forerank.metrics.registry import Ranks, Vectors, expanded, find_metric
 from forerank.metrics.registry import per_query as metric_per_query
+from forerank.metrics.reranking import reranked_ranks
 from forerank.metrics.result import CategoryFigures, Evaluation, PerQuery
 from forerank.ranking.hard import MEMORY, HardRanks, hard_ranks
 from forerank.ranking.hard_rows import Embeddings, UnitRows, unit_rows
+from forerank.ranking.reranking import Reranking, read_reranking
 
 DEFAULT_KS = (1, 10, 100, 1000)
 PRECISIONS = ("auto", "bfloat16", "float32", "float64")
@@ -36,6 +39,7 @@ def evaluate(
     ties: str = "pessimistic",
     per_query: bool = False,
     categories: ArrayLike | None = None,
+    rerank: str | Reranking | None = None,
     bootstrap: int = 1000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -64,6 +68,9 @@ def evaluate(
             after it.
         per_query: also keep the rank of the first positive and the average precision of each query.
         categories: (N,) category of each row, if figures per category of the query are wanted as well.
+        rerank: "expansion", "averaging" or "reciprocal", with settings as in "reciprocal:k1=10,depth=100":
+            the rankings are refined by neighbours, and no label is looked at for that. Metrics of the vectors
+            stay as they are.
         bootstrap: resamplings of the classes for the intervals of the ranking metrics; 0 for none.
         precision: what screens the similarities; the figures do not depend on it.
         memory: bytes for counting above the embeddings, from about 100 MiB up; in addition NMI needs two
@@ -96,6 +103,9 @@ def evaluate(
         raise InputError(f"confidence must lie between 0 and 1, such as 0.95, not {confidence}.")
     if distributed and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise InputError("distributed=True needs torch.distributed.init_process_group first.")
+    refined = read_reranking(rerank)
+    if refined is not None and distributed:
+        raise InputError("re-ranking works in one process: leave out torchrun, or rerank.")
     rows = unit_rows(embeddings, device)
     codes = label_codes(labels, len(rows), "labels")
     hidden = None if ignore is None else label_codes(ignore, len(rows), "ignore")
@@ -110,16 +120,8 @@ def evaluate(
             raise InputError(f"{name} means nothing here: a query ranks only {most:,} gallery items.")
     groups = None if categories is None else _category_names(categories, len(rows))
 
-    parts = hard_ranks(
-        rows,
-        codes,
-        queries=query,
-        gallery=shelf,
-        ignore=hidden,
-        precision=precision,
-        memory=memory,
-        distributed=distributed,
-    )
+    counting = {"precision": precision, "memory": memory, "distributed": distributed}
+    parts = _ranks(rows, codes, query, shelf, hidden, refined, **counting)
     counted = _count(parts, ranking)
     if not len(counted.query):
         left = "" if hidden is None else " that ignore does not leave out"
@@ -157,6 +159,8 @@ def evaluate(
     if hidden is not None:
         counts["ignored_pairs"] = ignored_pairs(codes, hidden, query, shelf)
     settings: dict[str, Any] = {"ties": ties, "ks": list(chosen_ks), "seed": seed, "precision": precision}
+    if refined is not None:
+        settings["rerank"] = str(refined)
     if bootstrap:
         settings |= {"bootstrap": bootstrap, "confidence": confidence, "resampled": "classes"}
     return Evaluation(
@@ -188,17 +192,64 @@ def rank_queries(
         >>> each.query.tolist(), each.first_rank.tolist(), each.average_precision.tolist()
         ([0, 1], [2, 2], [0.5, 0.5])
     """
-    rows = unit_rows(embeddings)
+    query, counted = _counted(embeddings, labels, [], queries, gallery, ignore, None)
+    return counted.per_query(query, "pessimistic")
+
+
+def metric_values(
+    embeddings: Embeddings | UnitRows,
+    labels: ArrayLike,
+    names: Sequence[str],
+    queries: ArrayLike | None = None,
+    *,
+    gallery: ArrayLike | None = None,
+    ignore: ArrayLike | None = None,
+    rerank: str | Reranking | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Rows (Q,) of the queries that have a positive, and K ranking metrics (Q, K) of each.
+
+    Example:
+        >>> vectors = np.array([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6]])
+        >>> [array.tolist() for array in metric_values(vectors, ["a", "a", "b"], ["recall@1", "mrr"])]
+        [[0, 1], [[0.0, 0.5], [0.0, 0.5]]]
+    """
+    query, counted = _counted(embeddings, labels, names, queries, gallery, ignore, rerank)
+    return query, counted.values["pessimistic"]
+
+
+def _counted(
+    embeddings: Embeddings | UnitRows,
+    labels: ArrayLike,
+    names: Sequence[str],
+    queries: ArrayLike | None,
+    gallery: ArrayLike | None,
+    ignore: ArrayLike | None,
+    rerank: str | Reranking | None,
+) -> tuple[NDArray[np.int64], "_Counted"]:
+    """Rows of the queries that have a positive, and what was counted for them."""
+    rows, refined = unit_rows(embeddings), read_reranking(rerank)
+    codes = label_codes(labels, len(rows), "labels")
     query = row_numbers(queries, len(rows), "queries")
-    parts = hard_ranks(
-        rows,
-        label_codes(labels, len(rows), "labels"),
-        queries=query,
-        gallery=row_numbers(gallery, len(rows), "gallery"),
-        ignore=None if ignore is None else label_codes(ignore, len(rows), "ignore"),
-    )
-    counted = _count(parts, [])
-    return counted.per_query(query[counted.query], "pessimistic")
+    shelf = row_numbers(gallery, len(rows), "gallery")
+    hidden = None if ignore is None else label_codes(ignore, len(rows), "ignore")
+    parts = _ranks(rows, codes, query, shelf, hidden, refined)
+    counted = _count(parts, names)
+    return query[counted.query], counted
+
+
+def _ranks(
+    rows: UnitRows,
+    codes: NDArray[np.int64],
+    query: NDArray[np.int64],
+    shelf: NDArray[np.int64],
+    hidden: NDArray[np.int64] | None,
+    refined: Reranking | None,
+    **counting: Any,
+) -> Iterator[HardRanks]:
+    """The counts of the plain ranking, or of the refined one."""
+    if refined is not None:
+        return reranked_ranks(checked_pairs(rows, codes, query, shelf, hidden), refined)
+    return hard_ranks(rows, codes, queries=query, gallery=shelf, ignore=hidden, **counting)
 
 
 @dataclass(frozen=True)

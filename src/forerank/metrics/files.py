@@ -33,7 +33,7 @@ def read_embeddings(path: Path) -> NDArray[np.floating]:
 def _load(path: Path, what: str) -> NDArray[Any]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except Exception as error:  # numpy reads the head as Python: damage raises errors of many types
         raise InputError(f"{path} is not a .npy {what}: {error}.") from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"{path} holds several arrays: save the one {what} with numpy.save.")

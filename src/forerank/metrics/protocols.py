@@ -12,6 +12,7 @@ from forerank.metrics.inputs import check_numbers, label_codes
 from forerank.metrics.result import Evaluation
 from forerank.ranking.hard import MEMORY
 from forerank.ranking.hard_rows import Embeddings
+from forerank.ranking.reranking import Reranking
 
 
 def repeated_gallery(
@@ -24,6 +25,7 @@ def repeated_gallery(
     metrics: Iterable[str] | None = None,
     ignore: ArrayLike | None = None,
     ties: str = "pessimistic",
+    rerank: str | Reranking | None = None,
     precision: str = "auto",
     memory: int = MEMORY,
     device: torch.device | str | None = None,
@@ -58,8 +60,8 @@ def repeated_gallery(
         results.append(
             evaluate(
                 embeddings, codes, queries=~gallery, gallery=gallery, ks=ks, metrics=wanted, nmi=False,
-                distances=False, ignore=ignore, ties=ties, bootstrap=0, precision=precision, memory=memory,
-                device=device, distributed=distributed,
+                distances=False, ignore=ignore, ties=ties, rerank=rerank, bootstrap=0, precision=precision,
+                memory=memory, device=device, distributed=distributed,
             )
         )  # fmt: skip
     figures = {name: float(np.mean([r[name] for r in results])) for name in results[0]}

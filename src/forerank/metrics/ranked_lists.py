@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from forerank.errors import InputError
 from forerank.metrics.inputs import label_codes, row_numbers
@@ -157,12 +158,21 @@ def checked_pairs(
 
 def similarity_lines(pairs: Pairs) -> Iterator[tuple[int, Floats]]:
     """For each query its place in `pairs.query` and its similarity (G,) to the gallery; -inf: left out."""
-    shelf = pairs.rows.float64(pairs.gallery)  # (G, D)
+    for start, _, lines in similarity_chunks(pairs, pairs.rows.float64(pairs.gallery)):
+        yield from enumerate(lines, start)
+
+
+def similarity_chunks(pairs: Pairs, shelf: Tensor) -> Iterator[tuple[int, Tensor, Floats]]:
+    """Some queries at a time: the place of the first, their vectors (C, D), their similarities (C, G).
+
+    `shelf` (G, D) holds the vectors of `pairs.gallery`, or others in their place. Left out pairs have -inf.
+    """
     group = pairs.group[pairs.gallery]
     step = max(1, _CHUNK_SIMILARITIES // len(shelf))
     for start in range(0, len(pairs.query), step):
         query = pairs.query[start : start + step]
-        similarities = (pairs.rows.float64(query) @ shelf.T).cpu().numpy()  # (C, G)
-        for place, line in enumerate(similarities):
-            line[group == pairs.group[query[place]]] = -np.inf
-            yield start + place, line
+        vectors = pairs.rows.float64(query)
+        similarities = (vectors @ shelf.T).cpu().numpy()  # (C, G)
+        for line, own in zip(similarities, pairs.group[query], strict=True):
+            line[group == own] = -np.inf
+        yield start, vectors, similarities

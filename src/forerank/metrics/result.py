@@ -101,6 +101,8 @@ class Evaluation(Mapping[str, float]):
 
     def __str__(self) -> str:
         text = f"{format_table(*self._table())}\n{_sentence(self.counts)}"
+        if "rerank" in self.settings:
+            text += f"\nRe-ranked by {self.settings['rerank']}."
         if self.categories:
             text += f"\n\n{format_table(*category_table(self.categories))}"
         return text

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerank.data.cache import cache_folder
+from forerank.files import DamagedFileError, load_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,16 +40,13 @@ def image_states(files: Sequence[Path]) -> NDArray[np.uint8]:
 
 def find_features(folder: Path, files: Sequence[Path]) -> "dict[int, Tensor]":
     """Position in `files` -> features (C,), for the files whose features lie in a folder of the cache."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     wanted = {state.tobytes(): position for position, state in enumerate(image_states(files))}
     wanted.pop(bytes(16), None)
     found: dict[int, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
-            stored = load_file(file)
-        except (OSError, SafetensorError):
+            stored, _ = load_tensors(file)
+        except (OSError, DamagedFileError):  # it is computed again
             continue
         for state, features in zip(stored["states"].numpy(), stored["features"], strict=True):
             position = wanted.get(state.tobytes())

@@ -32,7 +32,7 @@ PRECISIONS = ("fp32", "bf16")
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.1}
 # Below so many parameters torch has finished before a network is converted.
 WORTH_CONVERTING = 1_000_000
-KEPT_NETWORKS = 16  # converted networks in the cache; the ones unused for longest give way
+KEPT_NETWORKS = 16  # converted networks in the cache; the oldest give way
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _convert(module: "nn.Module", shape: tuple[int, ...], folder: Path) -> None:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # sizes become constants, and they are
         traced = torch.jit.trace(module, (example,), check_trace=False)  # type: ignore[no-untyped-call]
-    # Not openvino.convert_model: it does the same and reports its use to the makers.
+    # Not openvino.convert_model, which does the same by way of a telemetry package.
     frontend = FrontEndManager().load_by_framework("pytorch")
     decoder = TorchScriptPythonDecoder(traced)  # must live until the conversion has ended
     converted = frontend.convert(frontend.load(decoder))

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from forerank import __version__
 from forerank.errors import InputError
-from forerank.files import write_atomically
+from forerank.files import checksum_metadata, load_tensors, write_atomically
 
 if TYPE_CHECKING:
     from forerank.models.embedding import EmbeddingModel
 
 FORMAT, VERSION = "forerank-model", 1
+# Where a run keeps the model that was trained once more, on all classes.
+REFIT = "refit"
 
 
 def save_model(model: "EmbeddingModel", folder: str | Path) -> None:
@@ -26,7 +28,7 @@ def save_model(model: "EmbeddingModel", folder: str | Path) -> None:
     folder = Path(folder)
     about = {"format": FORMAT, "version": VERSION, "forerank": __version__, **model.spec}
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
-    content = save(weights, metadata={FORMAT: json.dumps(about)})
+    content = save(weights, metadata=checksum_metadata(weights, {FORMAT: json.dumps(about)}))
     write_atomically(folder / "model.json", json.dumps(about, indent=2))
     write_atomically(folder / "model.safetensors", content)
 
@@ -40,15 +42,23 @@ def saved_folder(name: str) -> Path | None:
     return None
 
 
+def shipped_model(name: str) -> str:
+    """The model to use of a run: the one trained on all classes if it is finished, else the run's own.
+
+    >>> shipped_model("efficientnet-lite0")
+    'efficientnet-lite0'
+    """
+    refit = Path(name).expanduser() / REFIT
+    finished = (refit / "results.json").is_file() and saved_folder(str(refit)) is not None
+    return str(refit) if finished else name
+
+
 def load_model(folder: str | Path) -> "EmbeddingModel":
     """The model in a folder (or in a run folder's `best`), in evaluation mode, on the CPU; asks no network.
 
     Raises:
         InputError: no model there, or a file that is damaged, foreign or of a newer format.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     from forerank.models.backbones import load_weights
     from forerank.models.embedding import build_from_spec
 
@@ -59,14 +69,11 @@ def load_model(folder: str | Path) -> "EmbeddingModel":
         )
     file = place / "model.safetensors"
     about = _about(file)
+    weights, _ = load_tensors(file)
     try:
         model = build_from_spec(about)
     except (KeyError, TypeError) as error:
         raise InputError(f"{file} does not describe a complete model: {error}") from error
-    try:
-        weights = load_file(file)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(f"{file} is damaged: {error}") from error
     load_weights(model, weights, str(file))
     return model.eval()
 

@@ -6,7 +6,7 @@ from forerank.training.methods import METHODS as REGISTRY
 
 
 @dataclass(frozen=True)
-class Method:
+class PaperMethod:
     """How to train with a method of the paper.
 
     Attributes:
@@ -33,20 +33,19 @@ PROXY_RATE = "optimiser.loss_lr"
 _WITH_PROXIES = ("margin", "mic", "proxynca", "proxynca++", "softtriple")
 
 
-def _from_registry(key: str) -> Method:
+def _from_registry(key: str) -> PaperMethod:
     note = "; ".join(REGISTRY[key].deviations)
     if key in _WITH_PROXIES:
-        return Method((f"method={key}",), note, PROXY_RATE, (0.1, 1.0, 10.0))
-    return Method((f"method={key}",), note)
+        return PaperMethod((f"method={key}",), note, PROXY_RATE, (0.1, 1.0, 10.0))
+    return PaperMethod((f"method={key}",), note)
 
 
-METHODS: dict[str, Method] = {
-    "O": Method(("loss=PNP-O",)),
-    "Iu": Method(("loss=PNP-Iu",)),
-    "Ib": Method(("loss=PNP-Ib", "loss.options.b=2"), "", "loss.options.b", (1.0, 2.0, 4.0)),
-    "Ds": Method(("loss=PNP-Ds",)),
-    "Dq": Method(("loss=PNP-Dq",)),
-    "Smooth-AP": Method(("loss=Smooth-AP",)),
-    "Blackbox AP": Method(("loss=Blackbox-AP",), "without the random margins of the published code"),
+METHODS: dict[str, PaperMethod] = {
+    "O": PaperMethod(("loss=PNP-O",)),
+    "Iu": PaperMethod(("loss=PNP-Iu",)),
+    "Ib": PaperMethod(("loss=PNP-Ib", "loss.options.b=2"), "", "loss.options.b", (1.0, 2.0, 4.0)),
+    "Ds": PaperMethod(("loss=PNP-Ds",)),
+    "Dq": PaperMethod(("loss=PNP-Dq",)),
+    "Smooth-AP": PaperMethod(("loss=Smooth-AP",)),
     **{method.title: _from_registry(key) for key, method in REGISTRY.items() if key != "smooth-ap"},
 }

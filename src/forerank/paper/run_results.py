@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerank.files import write_atomically
+from forerank.files import read_json_with_checksum, write_atomically
 from forerank.paper.study import RESULT, Run
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def write_result(run: Run, seconds: float) -> None:
     """
     from forerank.training import embed_run
 
-    results = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
+    results = read_json_with_checksum(run.folder / "results.json")
     test, _ = embed_run(run.folder)
     metrics = dict(results["test"]["trained"])
     if run.recipe.data.source == "vehicle_id":

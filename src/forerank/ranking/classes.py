@@ -30,6 +30,7 @@ class ClassColumns:
     starts: Tensor  # (Q,) where the class begins in `order`
     skipped: Tensor  # (Q,) place of the query itself in its class, to be left out; past the end for nothing
     order: Tensor  # (M,) columns of the ranked set, sorted by class
+    skips: bool  # whether every query leaves itself out of its class
     in_order: bool  # whether `rows` are simply 0..Q-1
     total: int  # queries the loss is a mean of; more than Q where other processes hold the rest
 
@@ -42,8 +43,12 @@ class ClassColumns:
         own_columns: Tensor | None = None,
         count_self: bool = False,
         keep: slice | Tensor = slice(None),
+        device: torch.device | None = None,
     ) -> "ClassColumns":
         """From class codes 0..K-1 of queries (N,) and ranked items (M,).
+
+        Best from codes on the host: sizes and numbers are values, and each that is read from an accelerator
+        makes the host wait for it.
 
         Args:
             query_codes: (N,) int64.
@@ -51,8 +56,9 @@ class ClassColumns:
             own_columns: (N,) the column that is the query itself, where the batch is ranked against itself.
             count_self: whether that column is a positive.
             keep: the queries to be taken here; the others count in the mean but are another process's work.
+            device: where the embeddings are; default where the codes are.
         """
-        device = query_codes.device
+        device = query_codes.device if device is None else device
         largest = max((int(codes.max()) for codes in (query_codes, ranked_codes) if len(codes)), default=-1)
         counts = torch.bincount(ranked_codes, minlength=largest + 1)  # (K,)
         order = torch.argsort(ranked_codes, stable=True)
@@ -61,23 +67,28 @@ class ClassColumns:
         skipped = sizes
         if own_columns is not None and not count_self:
             places = torch.empty_like(order)
-            places[order] = torch.arange(len(order), device=device)
+            places[order] = torch.arange(len(order), device=order.device)
             skipped = places[own_columns] - starts
         numbers = sizes - (skipped < sizes).to(sizes.dtype)
         # A query needs a positive other than itself.
         eligible = sizes > (0 if own_columns is None else 1)
         total = int(eligible.sum())
-        rows = torch.arange(len(query_codes), device=device)[keep]
+        rows = torch.arange(len(query_codes), device=query_codes.device)[keep]
         rows = rows[torch.argsort(numbers[rows], descending=True, stable=True)]
         rows = rows[eligible[rows]]
-        in_order = torch.equal(rows, torch.arange(len(rows), device=device))
-        parts = (sizes[rows], starts[rows], skipped[rows])
-        return cls(rows, numbers[rows].tolist(), *parts, order, in_order, total)
+        in_order = torch.equal(rows, torch.arange(len(rows), device=rows.device))
+        of_rows: list[int] = numbers[rows].tolist()
+        skips = own_columns is not None and not count_self
+        rows, sizes, starts, skipped, order = (
+            part.to(device, non_blocking=True)
+            for part in (rows, sizes[rows], starts[rows], skipped[rows], order)
+        )
+        return cls(rows, of_rows, sizes, starts, skipped, order, skips, in_order, total)
 
     def of_queries(self, first: int, last: int) -> QueryChunk:
         """The columns of queries `first` to `last` (exclusive) of `rows`."""
         sizes, starts, skipped = (x[first:last, None] for x in (self.sizes, self.starts, self.skipped))
-        width = int(sizes.max())
+        width = self.numbers[first] + self.skips  # the first has most
         slots = torch.arange(width, device=sizes.device)
         own_class = self.order[starts + torch.minimum(slots, sizes - 1)]
         slots = slots[: self.numbers[first]]

@@ -11,7 +11,7 @@ from torch import Tensor
 from forerank.ranking import hard_screen as screen
 from forerank.ranking.hard_rows import UnitRows
 from forerank.ranking.hard_same import Integers, Thresholds
-from forerank.ranking.hard_tile import Limits, limits
+from forerank.ranking.hard_tile import ThresholdBounds, threshold_bounds
 
 BLOCK = 2048  # rows and columns of a tile
 SAMPLE = 128  # gallery items that tell easy queries from hard ones
@@ -66,7 +66,7 @@ class Queries(Block):
         self.number = (self.slot >= 0).sum(dim=1)
         self.above, self.tied = torch.zeros(2, *self.slot.shape, dtype=torch.int64, device=rows.device)
         self.lock = threading.Lock()
-        self.bounds: dict[tuple[torch.dtype, float], Limits] = {}
+        self.bounds: dict[tuple[torch.dtype, float], ThresholdBounds] = {}
 
     def add(self, above: Tensor, tied: Tensor) -> None:
         """Add what a tile says: items above each threshold (n, P), and tied with it."""
@@ -74,12 +74,12 @@ class Queries(Block):
             self.above += above
             self.tied += tied
 
-    def limits(self, other: "Block", dim: int, dtype: torch.dtype) -> Limits:
+    def threshold_bounds(self, other: "Block", dim: int, dtype: torch.dtype) -> ThresholdBounds:
         """The thresholds spread by the error of a product of that type with the other block."""
         rounding = other.residual if dtype == torch.bfloat16 else 0.0
         if (dtype, rounding) not in self.bounds:
             margin = screen.margin(dtype, dim, self.residual, rounding)
-            self.bounds[dtype, rounding] = limits(self.threshold, margin, dtype)
+            self.bounds[dtype, rounding] = threshold_bounds(self.threshold, margin, dtype)
         return self.bounds[dtype, rounding]
 
 

@@ -15,6 +15,7 @@ from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forerank.console import say_if_slow
 from forerank.ranking import hard_blocks
 from forerank.ranking import hard_kernel as kernel
 from forerank.ranking import hard_screen as screen
@@ -23,7 +24,7 @@ from forerank.ranking.hard_count import Counter, Sides, Tile
 from forerank.ranking.hard_rows import UnitRows
 from forerank.ranking.hard_same import compared
 from forerank.ranking.hard_threads import one_thread_each, threads
-from forerank.ranking.hard_tile import CROWDED, Limits
+from forerank.ranking.hard_tile import CROWDED, ThresholdBounds
 
 SLAB = 64  # rows counted for both sides before the next ones: they stay in a core's own cache
 LEAST = 512  # smaller tiles would cost more to set up than to count
@@ -58,12 +59,12 @@ class CompiledCounter(Counter):
     def take(self, tile: Tensor, sides: Sides, dtype: torch.dtype) -> Sides:
         """Count a tile for its rows and perhaps its columns; returns those sides that need a finer screen."""
         if dtype == torch.bfloat16 and any(
-            float(side.limits(other, self.rows.dim, dtype).low.min()) <= 0 for side, other in sides
+            float(side.threshold_bounds(other, self.rows.dim, dtype).low.min()) <= 0 for side, other in sides
         ):
             return sides  # the bit patterns would mislead
         if dtype == torch.float64:
             for side, other in sides:  # one: see `count`
-                self._exact(_array(tile), side, side.limits(other, self.rows.dim, dtype))
+                self._exact(_array(tile), side, side.threshold_bounds(other, self.rows.dim, dtype))
             return []
         ways = [_Side(self.rows, *pair, dtype, along=1 - i) for i, pair in enumerate(sides)]
         height, width = -(-len(tile) // kernel.TOGETHER) * kernel.TOGETHER, tile.shape[1]
@@ -75,7 +76,7 @@ class CompiledCounter(Counter):
                 way.count(values, start, min(start + SLAB, len(tile)))
         return [pair for pair, way in zip(sides, ways, strict=True) if not way.finish()]
 
-    def _exact(self, tile: NDArray[Any], side: Queries, bounds: Limits) -> None:
+    def _exact(self, tile: NDArray[Any], side: Queries, bounds: ThresholdBounds) -> None:
         above, tied = np.zeros((2, *bounds.low.shape), dtype=np.int64)
         kernel.count_exact(tile, _array(bounds.low), _array(bounds.high), side.number.numpy(), above, tied)
         side.add(torch.from_numpy(above), torch.from_numpy(tied))
@@ -88,7 +89,7 @@ class _Side:
         self, rows: UnitRows, block: Queries, other: Block, dtype: torch.dtype, *, along: int
     ) -> None:
         self.rows, self.block, self.other, self.along = rows, block, other, along
-        low, high = (_array(x if along == 1 else x.T) for x in block.limits(other, rows.dim, dtype))
+        low, high = (_array(x if along == 1 else x.T) for x in block.threshold_bounds(other, rows.dim, dtype))
         threshold, vectors = block.threshold.numpy(), block.unit(rows, torch.float32).numpy()
         number = block.number.numpy()
         self.queries = kernel.Side(low, high, number, threshold, vectors)
@@ -129,8 +130,9 @@ def usable(*, quick: bool) -> bool:
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return False
     try:
-        for dtype in (np.float32, np.int16) if quick else (np.float32,):
-            kernel.prepare(dtype)
+        with say_if_slow("compiling the counting code for this processor: once, some seconds"):
+            for dtype in (np.float32, np.int16) if quick else (np.float32,):
+                kernel.prepare(dtype)
     except (OSError, EOFError, pickle.UnpicklingError, NumbaError):  # a full disk, a damaged cache
         return False
     return True

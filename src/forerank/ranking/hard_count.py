@@ -91,7 +91,7 @@ class Counter:
         """Count a tile for its rows and perhaps its columns; returns those sides that need a finer screen."""
         crowded = []
         for (side, other), values in zip(sides, (tile, tile.T), strict=False):
-            bounds = side.limits(other, self.rows.dim, dtype)
+            bounds = side.threshold_bounds(other, self.rows.dim, dtype)
             if dtype == torch.float64:
                 side.add(*count_exact(values, bounds))
             elif (counts := count_tile(values, bounds)) is None:

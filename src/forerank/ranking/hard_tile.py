@@ -12,7 +12,7 @@ FEW = 32  # up to one item in FEW that reaches a threshold: looked at one by one
 CROWDED = 8  # more than one pair in CROWDED undecided: a finer screen is cheaper
 
 
-class Limits(NamedTuple):
+class ThresholdBounds(NamedTuple):
     """Thresholds (C, P) of a block of queries, moved apart by the screen's margin, in the tile's type."""
 
     low: Tensor  # an item below is surely below the threshold
@@ -28,13 +28,13 @@ class TileCounts(NamedTuple):
     threshold: Tensor  # (U,) and of the threshold
 
 
-def limits(threshold: Tensor, margin: float, dtype: torch.dtype) -> Limits:
+def threshold_bounds(threshold: Tensor, margin: float, dtype: torch.dtype) -> ThresholdBounds:
     """Spread float64 thresholds (C, P) by the margin, rounded as the tile's numbers are."""
     # Rounding keeps order: a number of this type above the rounded limit is above the limit itself.
-    return Limits((threshold - margin).to(dtype), (threshold + margin).to(dtype))
+    return ThresholdBounds((threshold - margin).to(dtype), (threshold + margin).to(dtype))
 
 
-def count_tile(tile: Tensor, bounds: Limits) -> TileCounts | None:
+def count_tile(tile: Tensor, bounds: ThresholdBounds) -> TileCounts | None:
     """Count on a tile (C, B) whose rows are queries; None if too much stays undecided.
 
     The thresholds of a query ascend: an item that does not reach the first reaches none.
@@ -50,7 +50,7 @@ def count_tile(tile: Tensor, bounds: Limits) -> TileCounts | None:
     return TileCounts(sure, query[which], item[which], threshold)
 
 
-def _count_all(tile: Tensor, bounds: Limits) -> TileCounts | None:
+def _count_all(tile: Tensor, bounds: ThresholdBounds) -> TileCounts | None:
     sure, undecided = torch.zeros_like(bounds.low, dtype=torch.int64), []
     room = tile.numel() // CROWDED
     for p, (low, high) in enumerate(zip(bounds.low.unbind(1), bounds.high.unbind(1), strict=True)):
@@ -64,7 +64,7 @@ def _count_all(tile: Tensor, bounds: Limits) -> TileCounts | None:
     return TileCounts(sure, *torch.cat(undecided, dim=1))
 
 
-def count_exact(tile: Tensor, bounds: Limits) -> tuple[Tensor, Tensor]:
+def count_exact(tile: Tensor, bounds: ThresholdBounds) -> tuple[Tensor, Tensor]:
     """Items above each threshold (C, P), and tied with it, on a float64 tile: its limits enclose the ties."""
     above, tied = (torch.empty(bounds.low.shape, dtype=torch.int64, device=tile.device) for _ in range(2))
     for p, (low, high) in enumerate(zip(bounds.low.unbind(1), bounds.high.unbind(1), strict=True)):

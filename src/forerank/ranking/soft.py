@@ -155,13 +155,18 @@ def _normalise(vectors: Tensor, dtype: torch.dtype, settings: CountSettings) -> 
     if lengths.numel() == 0:
         return wide, lengths
     shortest, longest = torch.aminmax(lengths)
-    if shortest > torch.finfo(dtype).tiny ** 0.25 and longest < math.inf:
+    plain = (shortest > torch.finfo(dtype).tiny ** 0.25) & (longest < math.inf)
+    if wide.device.type == "cpu" and plain:
         return wide / lengths, lengths
     # Squares have overflowed or lost digits; or there is a zero vector, or NaN, which stays NaN.
     largest = wide.abs().amax(1, keepdim=True)
-    wide = wide / largest.masked_fill(largest == 0, 1)
-    shares = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-    return wide / shares.masked_fill(shares == 0, 1), shares * largest
+    scaled = wide / largest.masked_fill(largest == 0, 1)
+    shares = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    units, careful = scaled / shares.masked_fill(shares == 0, 1), shares * largest
+    if wide.device.type == "cpu":
+        return units, careful
+    # An accelerator computes both ways sooner than the host learns which one is needed.
+    return torch.where(plain, wide / lengths, units), torch.where(plain, lengths, careful)
 
 
 def _through_normalisation(grad: Tensor, units: Tensor, lengths: Tensor | None) -> Tensor:

@@ -7,12 +7,13 @@ namespace address is written: inside HTML none is needed, and the page stays fre
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forerank import console
+from forerank.console import percent
 
 WIDTH, HEIGHT = 440, 250
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 14, 12, 40
@@ -57,12 +58,7 @@ def plain(value: float) -> str:
     return f"{value:.4g}"
 
 
-def percent(value: float) -> str:
-    """
-    >>> percent(0.6035)
-    '60.4'
-    """
-    return console.percent(value, mark=False)
+bare_percent: Format = partial(percent, mark=False)  # for axes and tables that name the unit once
 
 
 def whole_percent(value: float) -> str:
@@ -201,7 +197,7 @@ def bars(
     return _figure(title, parts, list(zip(groups, styles, strict=True)))
 
 
-def intervals(title: str, rows: Sequence[Interval], *, value_format: Format = percent) -> str:
+def intervals(title: str, rows: Sequence[Interval], *, value_format: Format = bare_percent) -> str:
     """Values as dots with their intervals as whiskers, one under another on a shared axis."""
     ends = [e for r in rows for e in (r.value, r.low, r.high) if e is not None]
     if not ends:

@@ -35,11 +35,13 @@ class Pictures:
         text = escape(f"{name} ({says}), {path}")
         inside = f'<span class="none">{escape(path)}</span>'
         if address is not None:
-            inside = f'<img src="{address}" alt="{text}" title="{text}">'
+            opens = f'<input type="checkbox" aria-label="enlarge {text}" title="{text}">'
+            inside = f'{opens}<img src="{address}" alt="{text}">'
         sign = {"good": "✓", "bad": "✕", "asks": "?"}[kind]
         mark = "" if kind == "asks" else f'<span class="mark" aria-hidden="true">{sign}</span>'
         shown = f'<div class="who" title="{text}">{_breakable(name)}</div>'
-        return f'<div class="picture">{inside}{mark}</div>{shown}'
+        file = "" if self.paths is None else f'<div class="file">{_breakable(path.rpartition("/")[2])}</div>'
+        return f'<div class="picture">{inside}{mark}</div>{shown}{file}'
 
 
 def query_card(pictures: Pictures, lists: RankedLists, each: PerQuery, place: int, shown: int) -> str:

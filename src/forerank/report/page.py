@@ -24,6 +24,7 @@ def write_report(
     *,
     title: str,
     evaluations: Mapping[str, Any],
+    sentence: str = "",
     table: "Table | None" = None,
     embeddings: ArrayLike | None = None,
     labels: ArrayLike | None = None,
@@ -41,6 +42,7 @@ def write_report(
         path: file to write; missing folders are made.
         title: heading, for instance the name of the run.
         evaluations: name -> Evaluation, the baseline first, the model that counts last.
+        sentence: the result in plain words, with which the page begins.
         table: the images behind the embeddings, row for row, for pictures and names.
         embeddings: (N, D) vectors of the last evaluation's model.
         labels: (N,) labels; the table's by default.
@@ -69,6 +71,7 @@ def write_report(
         lead = f"{lead}: " * bool(lead) + f"{len(vectors):,} images of {len(np.unique(codes)):,} classes"
         sections += retrieval(vectors, codes, table, evaluations, recipe or {}, queries, thumbnail_bytes)
     sections.append(_settings(recipe or {}, versions or {}))
+    lead = f"{sentence} {lead}".strip()
     text = _page(title, lead, notes, [s for s in sections if s.body])
     write_atomically(Path(path), text)
     return Path(path)

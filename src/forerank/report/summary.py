@@ -87,7 +87,7 @@ def metrics(evaluations: Mapping[str, Any]) -> Section:
     first, *_, last = [*read] * 2
     several = len(read) > 1
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in read)
-    head += '<th scope="col">difference</th>' if several else ""
+    head += '<th scope="col" class="difference">difference</th>' if several else ""
     rows = []
     for metric in names:
         cells = []
@@ -105,7 +105,8 @@ def metrics(evaluations: Mapping[str, Any]) -> Section:
                 abs(change) > 5e-4 and find_metric(metric)[0].better
             )  # a distance is neither good nor bad
             kind = ("up" if is_better(metric, change, 0) else "down") if judged else ""
-            cells.append(f'<td class="{kind}">{readings.shown_value(metric, change, True)}</td>')
+            value = readings.shown_value(metric, change, True)
+            cells.append(f'<td class="difference {kind}">{value}</td>')
         rows.append(f'<tr><th scope="row">{escape(title_of(metric))}</th>{"".join(cells)}</tr>')
     table = f"<table><thead><tr><th>metric</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     note = '<p class="under">Shares in percent. Small print: 95% confidence intervals.</p>'

@@ -34,7 +34,7 @@ class Thumbnails:
         files: Sequence[Path],
         boxes: NDArray[np.int32] | None = None,
         *,
-        side: int = 144,
+        side: int = 224,
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self.files = files
@@ -58,7 +58,7 @@ class Thumbnails:
         return address
 
 
-def data_address(file: Path, side: int = 144, box: tuple[int, int, int, int] | None = None) -> str | None:
+def data_address(file: Path, side: int = 224, box: tuple[int, int, int, int] | None = None) -> str | None:
     """An image file as a `data:` address no larger than `side` pixels, or None when it cannot be read."""
     from PIL import Image
 

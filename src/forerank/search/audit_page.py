@@ -6,11 +6,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from forerank.data import Table
 from forerank.data.table import BOX_COLUMNS
 from forerank.files import write_atomically
 from forerank.report.shell import html_page
-from forerank.report.thumbnails import Thumbnails
+from forerank.report.thumbnails import MOST_BYTES, Thumbnails
+from forerank.search.curation import LabelledCuration
 from forerank.search.label_audit import Audit, AuditScore
+from forerank.search.picture_quality import RULES
 
 OWN_STYLE = """
 .row { display: flex; flex-wrap: wrap; gap: .7rem; align-items: flex-start; padding: .9rem 0;
@@ -61,26 +64,38 @@ def write_csv(found: Audit, path: Path) -> None:
 
 
 def write_page(
-    found: Audit, path: Path, *, title: str, checked: AuditScore | None = None, shown: int = 40
+    curation: LabelledCuration, path: Path, *, title: str, checked: AuditScore | None = None, shown: int = 100
 ) -> None:
-    """One self-contained HTML file: the worst `shown` images, split classes, confused pairs."""
+    """One self-contained HTML file: labels worth a look (at most `shown`), unusual pictures, split classes,
+    confused pairs."""
+    found = curation.labels
     picture = Thumbnails(found.table.files, found.table.box, side=104)
-    sections = [_suspects(found, picture, shown), _split(found, picture), _confused(found, picture)]
-    suspects = int(found.suspect.sum())
+    everything = Thumbnails(curation.table.files, curation.table.box, side=104, most_bytes=MOST_BYTES // 4)
+    sections = [
+        _suspects(found, picture, min(shown, curation.claim.shown)),
+        _unusual(curation, everything),
+        _split(found, picture),
+        _confused(found, picture),
+    ]
+    said = str(curation.claim)
     lead = (
-        f"{suspects:,} of {len(found.table):,} labels are likely wrong, {len(found.split_classes):,} of "
+        f"{said[0].upper()}{said[1:]}. {len(found.split_classes):,} of "
         f"{len(found.table.classes):,} classes lie around several centres."
     )
-    notes = [f"{checked}."] if checked else []
+    notes = [f"{curation.claim.basis()}."] if curation.claim.shown else []
+    notes += [f"{checked}."] if checked else []
     text = html_page(title, "".join(sections), lead=lead, notes=notes, style=OWN_STYLE)
 
     write_atomically(path, text)
 
 
 def _shot(found: Audit, picture: Thumbnails, row: int, kind: str, note: str = "") -> str:
-    name = escape(str(found.table.label[row]))
+    return _framed(found.table, picture, row, kind, note)
+
+
+def _framed(table: Table, picture: Thumbnails, row: int, kind: str, note: str) -> str:
+    name, where = escape(str(table.label[row])), escape(str(table.path[row]))
     address = picture(row)
-    where = escape(str(found.table.path[row]))
     shown = (
         f'<img src="{address}" alt="{name}" title="{where}">'
         if address
@@ -114,7 +129,26 @@ def _suspects(found: Audit, picture: Thumbnails, shown: int) -> str:
     under = (
         "Most suspicious first, each with the images nearest to it. The CSV beside this page has every image."
     )
-    return _section("Likely wrong labels", under, rows, "None: every image stands near its own class.")
+    return _section("Labels worth a look", under, rows, "None: every image stands near its own class.")
+
+
+def _unusual(curation: LabelledCuration, picture: Thumbnails, shown: int = 8) -> str:
+    rows, table = [], curation.table
+    for kind in dict.fromkeys(issue.kind for issue in curation.issues):
+        some = [issue for issue in curation.issues if issue.kind == kind]
+        shots = "".join(_framed(table, picture, issue.row, "asks", issue.reason) for issue in some[:shown])
+        said = f"{len(some):,} {kind}: {RULES[kind]}"
+        rows.append(f'<div class="row"><p>{escape(said)}</p>{shots}</div>')
+    for group in curation.copies[:shown]:
+        kind = "bad" if group.leaks else "asks"
+        shots = "".join(
+            _framed(table, picture, row, kind, str(table.split[row])) for row in group.rows[:shown]
+        )
+        leak = ": leakage, they are in training and in the test" if group.leaks else ""
+        said = f"{len(group.rows):,} near-identical pictures{leak}"
+        rows.append(f'<div class="row"><p>{escape(said)}</p>{shots}</div>')
+    under = f"Whatever their label; {len(curation.copies):,} groups of near-identical pictures in all."
+    return _section("Unusual and near-identical pictures", under, rows, "None.")
 
 
 def _split(found: Audit, picture: Thumbnails) -> str:

@@ -1,7 +1,8 @@
 """The similarity above which a match is trusted, with an honest "not in the catalogue"."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,29 @@ from forerank.search.index import Index
 Floats = npt.NDArray[np.float64]
 
 
+# A threshold that answers a smaller share of the questions than this is stored only on demand.
+FEW_ANSWERS = 0.1
+CURVE_POINTS = 60
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """What one threshold would give: the page's slider goes along these."""
+
+    similarity: float
+    precision: float
+    answered: float  # share of queries with a match in the catalogue that get an answer
+
+
 @dataclass(frozen=True)
 class Calibration:
     """A threshold and what it is worth on the queries it was chosen from.
 
     Precision is the share of right answers among the answers given, when a share `absent` of the queries show
     what is not in the catalogue at all; its interval comes from resampling the classes of the queries.
+
+    With `neighbours` of 1 the answer is the label of the nearest image, and `similarity` is that image's.
+    With more the nearest images vote (see `vote`), and `similarity` is compared with the winner's support.
     """
 
     similarity: float  # the threshold
@@ -35,19 +53,54 @@ class Calibration:
     false_answers: float  # share of queries without one that get an answer all the same
     queries: int
     classes: int
+    neighbours: int = 1  # how many nearest images decide
+    curve: tuple[CurvePoint, ...] = ()  # from the highest threshold to the lowest
 
     def to_dict(self) -> dict[str, Any]:
         """For the meta data of an index."""
-        return asdict(self)
+        return {**asdict(self), "curve": [asdict(point) for point in self.curve]}
 
     def __str__(self) -> str:
+        if self.neighbours == 1:
+            rule = f"trust a match from similarity {self.similarity:.4f}"
+        else:
+            rule = f"trust a vote of the nearest {self.neighbours} from support {self.similarity:.4f}"
         return (
-            f"trust a match from similarity {self.similarity:.4f}: precision {self.precision:.1%} "
-            f"(95% interval {self.low:.1%} to {self.high:.1%}) if {self.absent:.0%} of the queries are not "
+            f"{rule}: {promise(self.to_dict())} if {self.absent:.0%} of the queries are not "
             f"in the catalogue. Of those that are in it {self.answered:.1%} get an answer, of the others "
             f"{self.false_answers:.1%} wrongly get one. "
             f"From {self.queries:,} queries of {self.classes:,} classes."
         )
+
+
+def promise(stored: Mapping[str, Any]) -> str:
+    """What a stored threshold promises, in words that a finite number of trials can support.
+
+    >>> promise({"precision": 0.953, "low": 0.91, "high": 0.97})
+    'about 95% of the answers are right (91% to 97%)'
+    >>> promise({"precision": 1.0, "low": 0.93, "high": 1.0})
+    'at least 93% of the answers are right'
+    """
+    low, precision = (math.floor(100 * stored[name]) for name in ("low", "precision"))
+    if stored["high"] > 0.995:
+        return f"at least {min(low, 99)}% of the answers are right"
+    return f"about {precision}% of the answers are right ({low}% to {math.ceil(100 * stored['high'])}%)"
+
+
+def vote(labels: Sequence[str], similarities: Sequence[float]) -> tuple[str, float]:
+    """The label that the nearest images choose, and its support: its similarities summed, divided by k.
+
+    Support is high where the nearest images agree and are similar. An image without a label has no vote.
+
+    >>> vote(["cup", "pen", "cup", ""], [0.9, 0.8, 0.7, 0.6])
+    ('cup', 0.4)
+    """
+    support: dict[str, float] = {}
+    for label, similarity in zip(labels, similarities, strict=True):
+        if label:
+            support[label] = support.get(label, 0.0) + similarity
+    winner = max(support, key=lambda label: support[label], default="")
+    return winner, support.get(winner, 0.0) / max(1, len(labels))
 
 
 @dataclass(frozen=True)
@@ -73,8 +126,13 @@ def calibrate(
     min_answers: int = 20,
     seed: int = 0,
     store: bool = True,
+    neighbours: int = 1,
+    anyway: bool = False,
 ) -> Calibration:
     """Choose the lowest threshold that gives the wanted precision, and store it in the index.
+
+    The threshold of the nearest image is what searches obey. That of a vote is stored beside it, under
+    "vote".
 
     Args:
         index: a labelled index.
@@ -88,6 +146,8 @@ def calibrate(
             answers are luck.
         seed: of the drawing and of the interval.
         store: write the threshold into the index.
+        neighbours: how many nearest images decide by a vote; 1 asks the nearest alone.
+        anyway: store a threshold that leaves most questions without an answer, too.
     """
     if not 0 < precision < 1:
         raise InputError(f"the wanted precision lies between 0 and 1, not {precision}.")
@@ -95,11 +155,39 @@ def calibrate(
         raise InputError(f"the share of absent queries lies from 0 to below 1, not {absent}.")
     if max_queries < 1 or seed < 0:
         raise InputError(f"at least one query and a seed from 0 on are needed, not {max_queries} and {seed}.")
-    trials = run_trials(index.engine, queries, labels, max_queries=max_queries, seed=seed)
+    if not 1 <= neighbours <= 100:
+        raise InputError(f"from 1 to 100 nearest images can decide, not {neighbours}.")
+    trials = run_trials(
+        index.engine, queries, labels, max_queries=max_queries, seed=seed, neighbours=neighbours
+    )
     result = choose_threshold(trials, precision=precision, absent=absent, min_answers=min_answers, seed=seed)
+    result = replace(result, neighbours=neighbours)
+    if store and result.answered < FEW_ANSWERS and not anyway:
+        raise InputError(_too_few(result))
     if store:
-        index.store_threshold(result.to_dict())
+        known = dict(index.meta.get("threshold") or {})
+        if neighbours > 1:
+            index.store_threshold({**known, "vote": result.to_dict()})
+        else:
+            kept = {"vote": known["vote"]} if "vote" in known else {}
+            index.store_threshold({**result.to_dict(), **kept})
     return result
+
+
+def _too_few(result: Calibration) -> str:
+    """Why a threshold is not stored, with the precision at which it would be useful."""
+    useful = [point for point in result.curve if point.answered >= max(FEW_ANSWERS, 0.3)]
+    best = max(useful, key=lambda point: point.precision, default=None)
+    instead = (
+        ""
+        if best is None
+        else f"; with --precision {math.floor(100 * best.precision) / 100:.2f} about {best.answered:.0%} are"
+    )
+    return (
+        f"a precision of {result.wanted:.1%} needs similarity {result.similarity:.4f}, and then only "
+        f"{result.answered:.1%} of the questions are answered{instead}. Nothing was stored: ask for less, "
+        "train a better model, or store it all the same with --anyway."
+    )
 
 
 def run_trials(
@@ -109,8 +197,12 @@ def run_trials(
     *,
     max_queries: int = 5000,
     seed: int = 0,
+    neighbours: int = 1,
 ) -> Trials:
-    """Ask every query against all images and against those of other classes, in one pass."""
+    """Ask every query against all images and against those of other classes, in one pass.
+
+    With several `neighbours` the nearest images vote, and the similarities of the trials are supports.
+    """
     generator = np.random.default_rng(seed)
     if queries is None or labels is None:
         labelled = sorted(row.id for row in engine.all_rows() if row.label)
@@ -126,21 +218,53 @@ def run_trials(
         vectors, names = np.asarray(queries)[chosen], np.asarray(labels, dtype=np.str_)[chosen]
         own = np.full(len(names), "")
     asked = unit_rows(np.asarray(vectors)).float64(slice(None)).numpy()
-    same = np.full(len(names), -np.inf)
-    other = np.full(len(names), -np.inf)
+    same = np.full((len(names), neighbours), -np.inf)  # the nearest of the query's own class, nearest first
+    other = same.copy()
+    other_labels = np.full((len(names), neighbours), "", dtype=object)
     for part, part_vectors in engine.scan():
         similarities = asked @ unit_rows(part_vectors).float64(slice(None)).numpy().T  # (Q, B)
-        part_labels = np.array([row.label for row in part])
+        part_labels = np.array([row.label for row in part], dtype=object)
         known = part_labels != ""  # an unlabelled image is neither right nor wrong
         alike = names[:, None] == part_labels[None, :]
         # Not itself, nor a copy of itself: finding the same bytes again proves nothing.
         copies = own[:, None] == np.array([row.content for row in part])[None, :]
-        same = np.maximum(same, np.where(alike & ~copies, similarities, -np.inf).max(axis=1))
-        other = np.maximum(other, np.where(~alike & known, similarities, -np.inf).max(axis=1))
-    present = np.isfinite(same)
-    # A negative tied with the positive stands before it, as in every count: the answer is wrong.
-    above, tied = compared(other, same)
-    return Trials(np.where(present, np.maximum(same, other), -np.inf), ~(above | tied), other, names)
+        same, _ = _nearest(same, None, np.where(alike & ~copies, similarities, -np.inf), None)
+        apart = np.where(~alike & known, similarities, -np.inf)
+        other, merged = _nearest(other, other_labels, apart, part_labels)
+        other_labels = other_labels if merged is None else merged
+    present = np.isfinite(same[:, 0])
+    if neighbours == 1:
+        # A negative tied with the positive stands before it, as in every count: the answer is wrong.
+        above, tied = compared(other[:, 0], same[:, 0])
+        nearest = np.where(present, np.maximum(same[:, 0], other[:, 0]), -np.inf)
+        return Trials(nearest, ~(above | tied), other[:, 0], names)
+    support, correct = np.full(len(names), -np.inf), np.zeros(len(names), bool)
+    support_other = np.full(len(names), -np.inf)
+    for i, name in enumerate(names.tolist()):
+        wrong = [(s, label) for s, label in zip(other[i], other_labels[i], strict=True) if np.isfinite(s)]
+        right = [(s, name) for s in same[i] if np.isfinite(s)]
+        if wrong:
+            support_other[i] = vote([label for _, label in wrong], [s for s, _ in wrong])[1]
+        if right:
+            # On a tie the wrong image comes first, as in every count.
+            ranked = sorted([*wrong, *right], key=lambda pair: (-pair[0], pair[1] == name))[:neighbours]
+            winner, support[i] = vote([label for _, label in ranked], [s for s, _ in ranked])
+            correct[i] = winner == name
+    return Trials(support, correct, support_other, names)
+
+
+def _nearest(
+    best: Floats, labels: npt.NDArray[Any] | None, new: Floats, new_labels: npt.NDArray[Any] | None
+) -> tuple[Floats, npt.NDArray[Any] | None]:
+    """The k largest of (Q, k) and (Q, B) in each row, largest first, with their labels if they have any."""
+    k = best.shape[1]
+    some = np.argpartition(-new, min(k, new.shape[1]) - 1, axis=1)[:, :k]
+    values = np.concatenate([best, np.take_along_axis(new, some, axis=1)], axis=1)
+    order = np.argsort(-values, axis=1, kind="stable")[:, :k]
+    joined = None
+    if labels is not None and new_labels is not None:
+        joined = np.take_along_axis(np.concatenate([labels, new_labels[some]], axis=1), order, axis=1)
+    return np.take_along_axis(values, order, axis=1), joined
 
 
 def choose_threshold(
@@ -194,6 +318,23 @@ def choose_threshold(
         false_answers=float((trials.nearest_other[gone] >= threshold).mean()) if gone.any() else 0.0,
         queries=len(trials.labels),
         classes=len(np.unique(trials.labels)),
+        curve=_curve(similarity[order], curve, last & enough, trials.nearest[present]),
+    )
+
+
+def _curve(
+    thresholds: Floats, precision: Floats, possible: npt.NDArray[np.bool_], present: Floats
+) -> tuple[CurvePoint, ...]:
+    """Precision against the share answered, at thresholds that answer evenly growing shares."""
+    places = np.flatnonzero(possible)
+    places = places[np.unique(np.linspace(0, len(places) - 1, CURVE_POINTS).round().astype(int))]
+    return tuple(
+        CurvePoint(
+            round(float(thresholds[i]), 6),
+            round(float(precision[i]), 4),
+            round(float((present >= thresholds[i]).mean()), 4),
+        )
+        for i in places
     )
 
 

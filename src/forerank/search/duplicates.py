@@ -1,6 +1,6 @@
 """Groups of near-identical images in an index."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,20 +52,56 @@ def find_duplicates(engine: Engine, similarity: float = 0.98) -> list[Group]:
         links = _links_of_all_pairs(vectors, similarity)
     else:
         links = _links_to_nearest(engine, rows, vectors, similarity)
+    groups = []
+    for members, lowest in linked_groups(links, len(rows)):
+        chosen = tuple(rows[i] for i in members)
+        labels = tuple(sorted({row.label for row in chosen if row.label}))
+        identical = len({row.content for row in chosen}) == 1
+        groups.append(Group(chosen, lowest, identical, labels))
+    return sorted(groups, key=lambda group: (-len(group.rows), group.rows[0].path))
+
+
+def linked_groups(links: Iterable[Links], count: int) -> list[tuple[Ints, float]]:
+    """Groups of two or more of `count` items that are joined by links, each with its weakest link.
+
+    >>> one = np.array([0, 1]), np.array([1, 3]), np.array([0.99, 0.98], np.float32)
+    >>> [(members.tolist(), round(weakest, 2)) for members, weakest in linked_groups([one], 5)]
+    [([0, 1, 3], 0.98)]
+    """
     first, second, strength = (np.concatenate(column) for column in zip(*links, strict=True))
-    size = (len(rows), len(rows))
-    count, group_of = connected_components(coo_matrix((strength, (first, second)), size), directed=False)
-    weakest = np.ones(count, np.float32)
+    number, group_of = connected_components(coo_matrix((strength, (first, second)), (count, count)), False)
+    weakest = np.ones(number, np.float32)
     np.minimum.at(weakest, group_of[first], strength)
     order = np.argsort(group_of, kind="stable")
-    groups = []
-    for members in np.split(order, np.flatnonzero(np.diff(group_of[order])) + 1):
-        if len(members) > 1:
-            chosen = tuple(rows[i] for i in members)
-            labels = tuple(sorted({row.label for row in chosen if row.label}))
-            identical = len({row.content for row in chosen}) == 1
-            groups.append(Group(chosen, float(weakest[group_of[members[0]]]), identical, labels))
-    return sorted(groups, key=lambda group: (-len(group.rows), group.rows[0].path))
+    parts = np.split(order, np.flatnonzero(np.diff(group_of[order])) + 1)
+    return [(rows, float(weakest[group_of[rows[0]]])) for rows in parts if len(rows) > 1]
+
+
+def near_copies(
+    vectors: npt.NDArray[np.float32], thumbnails: npt.NDArray[np.float32], similarity: float = 0.95
+) -> list[tuple[Ints, float]]:
+    """Rows (n,) of near-identical pictures: alike to the model, and alike pixel by pixel.
+
+    A model that was trained to bring a class together calls different pictures of it nearly the same. So a
+    pair counts only if small versions of both pictures correlate as well. The number is that correlation,
+    the weakest of the group.
+
+    Args:
+        vectors: (N, D) unit vectors of the model.
+        thumbnails: (N, P) small pictures as unit vectors, zeros for one that cannot be read.
+        similarity: that both must reach.
+    """
+    if not 0 < similarity <= 1:
+        raise InputError(f"the similarity lies above 0 and up to 1, not {similarity}.")
+    limit = similarity - 1e-6
+
+    def confirmed() -> Iterator[Links]:
+        for i, j, correlation in _links_of_all_pairs(thumbnails, similarity):
+            same = np.einsum("nd,nd->n", vectors[i], vectors[j]) >= limit
+            yield i[same], j[same], correlation[same]
+
+    groups = linked_groups(confirmed(), len(vectors)) if len(vectors) else []
+    return sorted(groups, key=lambda group: (-len(group[0]), int(group[0][0])))
 
 
 def _links_of_all_pairs(vectors: Vectors, similarity: float) -> Iterator[Links]:

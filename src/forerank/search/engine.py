@@ -140,6 +140,12 @@ class Engine(Protocol):
     def model_folder(self) -> Path | None:
         """Where this index keeps its own copy of the model, if it does."""
 
+    def map_file(self) -> Path | None:
+        """Where a map of this index is kept, whether it is there or not; None if there is no place for it."""
+
+    def verify(self) -> int:
+        """Read everything and compare it with its checksums; the number of bytes. Damage is an InputError."""
+
     def close(self) -> None:
         """Let go of files and connections."""
 

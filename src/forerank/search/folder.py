@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import sqlite3
 import tempfile
@@ -17,7 +16,7 @@ import numpy as np
 
 from forerank import files
 from forerank.console import say
-from forerank.errors import InputError
+from forerank.errors import InputError, MissingExtraError
 from forerank.search import generation, hnsw
 from forerank.search.engine import EVERYTHING, Abilities, Filter, Meta, RowNeighbours, Vectors
 from forerank.search.exact import top_k, top_k_among
@@ -78,8 +77,8 @@ class FolderEngine:
             opened = _open_current(self.folder)
             if opened is None:
                 raise InputError(f"there is no index in {self.address}.")
-            meta = {**opened.meta, **changes}
-            files.write_atomically(opened.folder / "meta.json", json.dumps(meta, indent=2) + "\n")
+            meta = files.json_with_checksum({**opened.meta, **changes})
+            files.write_atomically(opened.folder / "meta.json", meta)
             opened.close()
         self.close()
 
@@ -161,6 +160,13 @@ class FolderEngine:
         folder = self._open().folder / "model"
         return folder if folder.is_dir() else None
 
+    def map_file(self) -> Path | None:
+        return self.folder / "map.npz"  # beside the generations: it outlives them
+
+    def verify(self) -> int:
+        opened = self._open()
+        return generation.verify(opened.folder, opened.meta)
+
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
@@ -199,6 +205,8 @@ class FolderEngine:
             self.close()
             try:
                 opened = _open_current(self.folder)
+                if opened is not None:  # damage must not get a checksum of its own in the new generation
+                    generation.verify(opened.folder, opened.meta)
             except InputError:
                 opened = None  # damaged: nothing is taken over from it
             journal = Journal(self.folder / JOURNAL, dim, model)
@@ -223,6 +231,9 @@ class _Opened:
             self.vectors = np.asarray(np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False))
         else:
             self.vectors = np.empty((0, self.meta["dim"]), np.float32)
+        expected = (self.meta["count"], self.meta["dim"])
+        if self.vectors.shape != expected or self.vectors.dtype != np.float32:
+            raise InputError(f"{folder / 'vectors.npy'} does not hold {expected} float32: {generation.AGAIN}")
         self.database: sqlite3.Connection = generation.open_rows(folder / "rows.sqlite")
         self.graph: Any = hnsw.read(folder / "hnsw.faiss") if self.meta.get("approximate") else None
 
@@ -238,7 +249,9 @@ def _open_current(index: Path) -> _Opened | None:
             return None
         try:
             return _Opened(folder)
-        except (OSError, ValueError, KeyError, sqlite3.DatabaseError) as error:
+        except MissingExtraError:
+            raise
+        except Exception as error:  # damaged files raise errors of many types
             if attempt < 9 and generation.current(index) != folder:
                 continue
             if isinstance(error, InputError):
@@ -285,12 +298,8 @@ class _FolderUpdate:
         meta["approximate"] = self._build_approximate(building / "hnsw.faiss", vectors)
         if save_model is not None:
             save_model(building / "model")
-        meta["files"] = {
-            str(path.relative_to(building)): path.stat().st_size
-            for path in sorted(building.rglob("*"))
-            if path.is_file()
-        }
-        files.write_atomically(building / "meta.json", json.dumps(meta, indent=2) + "\n")
+        meta["files"] = generation.describe_files(building)
+        files.write_atomically(building / "meta.json", files.json_with_checksum(meta))
         generation.publish(index, building)
         self._journal.remove()
         self._engine.close()

@@ -150,8 +150,8 @@ class Index:
     @property
     def threshold(self) -> float | None:
         """The similarity above which a match is trusted, if the index is calibrated."""
-        stored = self.meta.get("threshold")
-        return None if stored is None else float(stored["similarity"])
+        stored = self.meta.get("threshold") or {}
+        return float(stored["similarity"]) if "similarity" in stored else None
 
     @property
     def retriever(self) -> "Retriever | ConvertedRetriever":

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from forerank.data import Table
 from forerank.errors import InputError
-from forerank.metrics import ConfusedPair, confused_pairs, neighbours
+from forerank.metrics import ConfusedPair, RankedLists, confused_pairs, neighbours
 from forerank.ranking.hard import hard_ranks
 from forerank.ranking.hard_rows import unit_rows
 
@@ -36,7 +36,7 @@ class Audit:
         before_nearest: (N,) negatives before the nearest positive.
         chance: (N,) the chance that positives scattered at random would bring one nearer than the nearest is:
             close to 0 for an image among its own, anywhere in 0 to 1 for one whose label says nothing.
-        suspect: (N,) whether the label is likely wrong: the chance is at or above the limit, and the nearest
+        suspect: (N,) whether the label is worth a look: the chance is at or above the limit, and the nearest
             images suggest another label.
         suggestion: (N,) the label most frequent among the nearest images.
         agreement: (N,) share of the nearest images that have the suggested label.
@@ -109,10 +109,43 @@ def audit(
         raise InputError("an audit compares classes: the table has only one.")
     if not 0 < limit < 1:
         raise InputError(f"the limit lies between 0 and 1, not {limit}.")
+    near = neighbours(vectors, table.label_ids, k=k)
+    counts = count_before(vectors, table, near, limit=limit)
+    return Audit(
+        table=table,
+        positives=counts.positives,
+        before=counts.before,
+        before_nearest=counts.before_nearest,
+        chance=counts.chance,
+        suspect=counts.suspect,
+        suggestion=table.classes[counts.suggestion],
+        agreement=counts.agreement,
+        split_classes=_split_classes(np.asarray(vectors), table, counts.reach, counts.suspect),
+        confused=confused_pairs(vectors, table.label, top=pairs),
+        nearest=near.index,
+    )
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What `audit` counts for each image (N,); `suggestion` holds codes of classes."""
+
+    positives: Ints
+    before: Floats
+    before_nearest: Floats
+    chance: Floats
+    suspect: npt.NDArray[np.bool_]
+    suggestion: Ints
+    agreement: Floats
+    reach: Ints  # how many of its positives, nearest first, an image holds as its own
+
+
+def count_before(vectors: npt.NDArray[Any], table: Table, near: RankedLists, *, limit: float) -> Counts:
+    """Count what stands before the positives of each image, and let its nearest images `near` vote."""
     codes, size = table.label_ids, len(table)
     positives = np.bincount(codes)[codes] - 1
     before, before_nearest = np.full(size, np.nan), np.full(size, np.nan)
-    reach = np.zeros(size, np.int64)  # how many of its positives, nearest first, it holds as its own
+    reach = np.zeros(size, np.int64)
     for part in hard_ranks(unit_rows(np.asarray(vectors)), codes):
         for i, start, stop in zip(part.queries, part.offsets[:-1], part.offsets[1:], strict=True):
             if stop > start:
@@ -121,22 +154,9 @@ def audit(
                 before[i], before_nearest[i] = ahead.mean(), ahead[0]
                 reach[i] = int((ahead <= positives[i] // 4).sum())
     chance = _chance(before_nearest, positives, size - 1 - positives)
-    near = neighbours(vectors, codes, k=k)
     suggestion, agreement = _vote(near.index, near.similarity, codes, len(table.classes))
-    suspect = (np.nan_to_num(chance, nan=0.0) >= limit) & (table.classes[suggestion] != table.label)
-    return Audit(
-        table=table,
-        positives=positives,
-        before=before,
-        before_nearest=before_nearest,
-        chance=chance,
-        suspect=suspect,
-        suggestion=table.classes[suggestion],
-        agreement=agreement,
-        split_classes=_split_classes(np.asarray(vectors), table, reach, suspect),
-        confused=confused_pairs(vectors, table.label, top=pairs),
-        nearest=near.index,
-    )
+    suspect = (np.nan_to_num(chance, nan=0.0) >= limit) & (suggestion != codes)
+    return Counts(positives, before, before_nearest, chance, suspect, suggestion, agreement, reach)
 
 
 def score(found: Audit, wrong: npt.NDArray[np.bool_]) -> AuditScore:

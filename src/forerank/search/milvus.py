@@ -178,6 +178,12 @@ class MilvusEngine:
     def model_folder(self) -> Path | None:
         return None  # the meta data names the model; a copy does not fit in here
 
+    def map_file(self) -> Path | None:
+        return None
+
+    def verify(self) -> int:
+        raise InputError(f"{self.address}: Milvus keeps its files itself and gives no checksums to compare.")
+
     def close(self) -> None:
         self._connection.close()
 

@@ -19,8 +19,10 @@ _HOMES = {
     "is_first_process": "processes",
     "joined": "processes",
     "Outcome": "outcome",
+    "choose_run_reranking": "run_evaluation",
     "embed_run": "run_evaluation",
     "evaluate_run": "run_evaluation",
+    "refit": "refitting",
     "train": "loop",
 }
 
@@ -28,6 +30,7 @@ __all__ = [
     "Outcome",
     "Recipe",
     "backward_in_chunks",
+    "choose_run_reranking",
     "embed_run",
     "evaluate_run",
     "is_first_process",
@@ -38,6 +41,7 @@ __all__ = [
     "prepare_run",
     "read_history",
     "recipe_names",
+    "refit",
     "remove_finished_run",
     "train",
 ]
@@ -49,7 +53,8 @@ if TYPE_CHECKING:
     from forerank.training.processes import is_first_process, joined
     from forerank.training.recipe import Recipe, load_recipe, override, recipe_names
     from forerank.training.record import is_run, prepare_run, read_history, remove_finished_run
-    from forerank.training.run_evaluation import embed_run, evaluate_run
+    from forerank.training.refitting import refit
+    from forerank.training.run_evaluation import choose_run_reranking, embed_run, evaluate_run
 
 
 def __getattr__(name: str) -> Any:

@@ -25,12 +25,13 @@ from forerank.training.features import (
     features_key,
     start_from_principal_axes,
 )
-from forerank.training.measure import Part, embed, feature_part, image_part
+from forerank.training.measure import Part, embed, feature_part, image_part, measure
 from forerank.training.methods import Ingredients, Objective, TrainingSet, find_method, loss_objective
 from forerank.training.optimise import Blend, RunningMean, build_optimiser
 from forerank.training.prepare import starts_from_saved
 from forerank.training.processes import Processes, from_first
 from forerank.training.recipe import Recipe
+from forerank.training.whitening import HeadStart, choose_start, within_class_spread
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -51,6 +52,7 @@ class Assembly:
     train: Part
     chooser: Part | None  # the part that chooses the checkpoint; None: the last one is taken
     test: Part
+    head_start: HeadStart | None = None  # the whitening, if the recipe asks to consider it
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -216,7 +218,7 @@ def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
             layer_norm=m.layer_norm and not plain,
             pretrained=m.pretrained,
             freeze_batch_norm=m.freeze_batch_norm,
-            head_start=m.head_start,
+            head_start="random" if m.head_start == "random" else "features",  # whitening comes later
             slices=1 if plain else m.slices,
             seed=recipe.seed,
         )
@@ -227,7 +229,8 @@ def build_model(recipe: Recipe, *, plain: bool = False) -> EmbeddingModel:
         model = build(None if plain else m.embedding_dim or None)
         if not plain and m.embedding_dim == 0:
             model = build(model.feature_dim)
-    model.preprocessing = model.preprocessing.with_crop(recipe.data.crop)
+    d = recipe.data
+    model.preprocessing = model.preprocessing.with_training_view(d.crop, d.colour, d.erase)
     if m.image_size is not None:
         model.preprocessing = model.preprocessing.at_size(m.image_size)
         _check_size(model, "model.image_size", m.image_size)
@@ -288,23 +291,58 @@ def assemble(
         plan = BatchPlan(recipe, parts["train"].table, processes)  # some images could not be read
     if recipe.mode == "head" and model.layer_norm is None and model.head is not None:
         data = parts["train"].data
-        new = recipe.model.head_start == "features" and not _keeps_a_trained_head(recipe, model)
+        new = recipe.model.head_start != "random" and not _keeps_a_trained_head(recipe, model)
         if new and isinstance(data, FeatureRows) and model.output_dim < model.feature_dim:
             start_from_principal_axes(model.head, data.features)
             # The strongest axes are dealt out to the slices in turn: each gets its part of them.
             dealt = model.head.weight.detach().unflatten(0, (-1, model.slices)).transpose(0, 1).flatten(0, 1)
             model.head.weight.data.copy_(dealt)
+    chooser = parts["test"] if recipe.evaluation.choose_on == "test" else parts["validation"]
+    head_start = start_from_whitening(recipe, model, parts["train"], chooser, processes)
     objective = build_objective(recipe, parts["train"].table, model).to(device)
     head += objective.head_parameters()
-    chooser = parts["test"] if recipe.evaluation.choose_on == "test" else parts["validation"]
     return Assembly(
         recipe, processes, model, objective,
         build_optimiser(recipe, backbone, head, objective.loss_parameters()),
         torch.amp.GradScaler(device.type, enabled=recipe.precision == "fp16"),
         None if recipe.optimiser.ema is None else RunningMean(model, recipe.optimiser.ema),
         None if recipe.optimiser.blend is None else Blend(model, recipe.optimiser.blend),
-        plan, parts["train"], chooser if len(chooser.table) else None, parts["test"],
+        plan, parts["train"], chooser if len(chooser.table) else None, parts["test"], head_start,
     )  # fmt: skip
+
+
+def start_from_whitening(
+    recipe: Recipe, model: EmbeddingModel, train: Part, chooser: Part, processes: Processes
+) -> HeadStart | None:
+    """Let a new head start from the whitened features, if the recipe asks for it and it helps."""
+    m, head = recipe.model, model.head
+    linear = head is not None and model.layer_norm is None and model.slices == 1
+    considered = linear and m.head_start in ("whitening", "auto")
+    if not considered or not isinstance(train.data, FeatureRows) or _keeps_a_trained_head(recipe, model):
+        return None
+    assert head is not None
+    spread = within_class_spread(train.data.features, torch.from_numpy(train.table.label_ids))
+
+    def figure_of(weight: Tensor | None) -> float:
+        def vectors(features: Tensor) -> Tensor:
+            return features if weight is None else features @ weight.to(features.device).T
+
+        embedded = embed(vectors, chooser, recipe, processes, title=None)
+        return float(measure(embedded, recipe, processes, full=False)[recipe.evaluation.choose_by])
+
+    start = choose_start(
+        spread,
+        head.out_features,
+        recipe.evaluation.choose_by,
+        figure_of if len(chooser.table) else None,
+        shrinkage=m.shrinkage,
+        wanted=m.head_start == "whitening",
+    )
+    if start.taken:
+        with torch.no_grad():
+            head.weight.copy_(from_first(start.whitening, processes))
+            head.bias.zero_()
+    return start
 
 
 def open_inputs(

@@ -219,9 +219,10 @@ def joint_loss(loss: nn.Module, embeddings: Tensor, labels: Tensor, rows: Tensor
         labels: (n,) their classes.
         rows: (n,) their images, by which a memory bank knows an image's own stale copy.
     """
-    rows = rows.to(labels.device)
     inner = loss.loss if isinstance(loss, CrossBatchMemory) else loss
     ours = isinstance(inner, RankingLoss)
+    if not ours:  # ours takes its labels from the host, without waiting for the device
+        labels, rows = (x.to(embeddings.device, non_blocking=True) for x in (labels, rows))
     if not ours and world_size() > 1:  # a peer's loss knows one process only, so each computes the whole
         (embeddings, _), (labels, _), (rows, _) = (gather_rows(x) for x in (embeddings, labels, rows))
     images = {"ids": rows} if isinstance(loss, CrossBatchMemory) else {}

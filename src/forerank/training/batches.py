@@ -21,7 +21,8 @@ from forerank.training.interruption import leave_signals_to_parent
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe
 
-Chunk = tuple[Tensor, Tensor, Tensor]  # inputs (n, ...), label ids (n,), rows of the table (n,)
+# Inputs (n, ...) on the device; label ids (n,) and rows of the table (n,) on the host, which decides by them.
+Chunk = tuple[Tensor, Tensor, Tensor]
 Key = tuple[int, int]  # row of the table, number of the random view
 SMALL_IMAGES = 64  # images up to this side are decoded once and kept in memory
 
@@ -174,7 +175,7 @@ class Batches:
             if chunk is None:
                 return
             inputs, labels, rows = chunk
-            yield inputs.to(self.device, non_blocking=True), labels.to(self.device), rows
+            yield inputs.to(self.device, non_blocking=True), labels, rows
 
 
 class Stream:

@@ -6,7 +6,6 @@ killed at any moment, or a disk that fills up, leaves the link on the old checkp
 state are safetensors, the rest is JSON: nothing is unpickled.
 """
 
-import json
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -16,11 +15,19 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from forerank.errors import ForerankError
-from forerank.files import sync_folder, sync_tree, temporary_folder
+from forerank.files import (
+    checksum_metadata,
+    json_with_checksum,
+    load_tensors,
+    read_json_with_checksum,
+    sync_folder,
+    sync_tree,
+    temporary_folder,
+)
 
 LAST, BEST = "last", "best"
 
@@ -98,20 +105,18 @@ def clean_checkpoints(run: Path) -> None:
 def save_state(folder: Path, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write everything but the model: ``state.json`` and ``state.safetensors``."""
     plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-    if plain:
-        save_file(plain, folder / "state.safetensors")
-    (folder / "state.json").write_text(json.dumps(state, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    save_file(plain, folder / "state.safetensors", checksum_metadata(plain))
+    (folder / "state.json").write_text(json_with_checksum(state), encoding="utf-8")
 
 
 def load_state(folder: Path, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What `save_state` wrote: the values of these names, and the tensors."""
     try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        if not isinstance(state, dict) or state.keys() != set(names):
+        state = read_json_with_checksum(folder / "state.json")
+        if state.keys() != set(names):
             raise ValueError("state.json does not hold the state of a run")
-        tensors = folder / "state.safetensors"
-        return state, load_file(tensors) if tensors.exists() else {}
-    except (OSError, ValueError, SafetensorError) as error:
+        return state, load_tensors(folder / "state.safetensors")[0]
+    except (OSError, ValueError) as error:
         raise unreadable(folder, error) from error
 
 

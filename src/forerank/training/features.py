@@ -9,15 +9,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from forerank.console import say
 from forerank.data import Table
-from forerank.files import write_atomically
+from forerank.files import DamagedFileError, checksum_metadata, load_tensors, write_atomically
 from forerank.models import EmbeddingModel
 from forerank.models.embedding import channels_last
-from forerank.models.feature_cache import image_states
+from forerank.models.feature_cache import find_features, image_states
 from forerank.models.identity import model_identity
 from forerank.models.inference import choose_engine, open_network
 from forerank.training.measure import Embedded, Encode, Part, embed
@@ -85,7 +85,7 @@ def cached_features(
     open_encoder: Callable[[], Encode], part: Part, file: Path, recipe: Recipe, processes: Processes
 ) -> tuple[Tensor, Table]:
     """Pooled features (n, C) of a part and the table of its readable rows, from the cache if possible."""
-    found = _read(file, part.table)
+    found = _read(file, part.table) or _known_from_other_runs(file.parent, part.table)
     if found is None:
         if processes.first:
             where = f"kept in {file.parent} for other runs"
@@ -96,6 +96,16 @@ def cached_features(
             _write(file, embedded, part.table)
     wait_for_all(processes)
     return found
+
+
+def _known_from_other_runs(folder: Path, table: Table) -> tuple[Tensor, Table] | None:
+    """The features of a table whose images other tables had already, such as its parts."""
+    if table.box is not None:  # a part of an image has other features than the file
+        return None
+    known = find_features(folder, table.files)
+    if len(known) < len(table):
+        return None
+    return torch.stack([known[row] for row in range(len(table))]), table
 
 
 def start_from_principal_axes(head: nn.Linear, features: Tensor) -> None:
@@ -118,8 +128,8 @@ def start_from_principal_axes(head: nn.Linear, features: Tensor) -> None:
 
 def _read(file: Path, table: Table) -> tuple[Tensor, Table] | None:
     try:
-        stored = load_file(file)
-    except (OSError, SafetensorError):
+        stored, _ = load_tensors(file)
+    except (OSError, DamagedFileError):  # it is computed again
         return None
     readable = stored["readable"].numpy().astype(bool)
     return stored["features"], table if readable.all() else table.where(readable)
@@ -137,6 +147,6 @@ def _write(file: Path, embedded: Embedded, table: Table) -> None:
         "readable": torch.from_numpy(readable.astype(np.uint8)),
     }
     try:
-        write_atomically(file, lambda fresh: save_file(tensors, fresh))
+        write_atomically(file, lambda fresh: save_file(tensors, fresh, checksum_metadata(tensors)))
     except (OSError, SafetensorError) as error:
         say(f"features are not kept for the next run: {error}")

@@ -1,7 +1,6 @@
 """Every image is checked before the first step: what cannot be used is refused, or left out everywhere."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from forerank.data import Table, check_table
 from forerank.data.table import concatenate
 from forerank.errors import InputError
+from forerank.files import read_json_with_checksum
 from forerank.training.features import hash_files
 from forerank.training.processes import Processes, from_first
 from forerank.training.recipe import Recipe
@@ -73,7 +73,7 @@ def _record(run: Path, whole: Table, skip: bool) -> dict[str, Any]:
     hash_files(digest, whole)
     key = digest.hexdigest()[:32]
     try:
-        known: dict[str, Any] = json.loads((run / CHECKED).read_text(encoding="utf-8"))
+        known = read_json_with_checksum(run / CHECKED)
         if known["key"] == key and isinstance(known["bad"], list) and isinstance(known["notes"], list):
             return known
     except (OSError, ValueError, TypeError, KeyError):

@@ -56,7 +56,7 @@ def backward_in_chunks(
     second_reading: Iterable[Tensor],
     loss_of: Callable[[Tensor], Tensor],
     device: torch.device,
-    scale: float = 1.0,
+    scale: float | Tensor = 1.0,
 ) -> Tensor:
     """Add the gradient of `loss_of(encode(all inputs))` to the parameters' gradients; return the loss.
 

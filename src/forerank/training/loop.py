@@ -8,7 +8,7 @@ ends the same.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 
 from forerank.console import say
 from forerank.machine import choose_device
+from forerank.metrics import Evaluation
 from forerank.metrics.registry import is_better, told
 from forerank.training.assemble import Assembly, assemble, build_model
 from forerank.training.batches import Batch, Stream
@@ -55,15 +56,26 @@ class State:
     broken: bool = False  # the loss was no longer a number
 
 
-def train(recipe: Recipe, run: Path) -> Outcome:
+def train(
+    recipe: Recipe,
+    run: Path,
+    *,
+    deadline: float | None = None,
+    rows_before: Mapping[str, Evaluation] | None = None,
+) -> Outcome:
     """Train by a recipe into a run folder; a run that was started there is resumed where it stopped.
+
+    Args:
+        deadline: moment of `time.monotonic` at which training ends with the best model so far; None: never.
+        rows_before: further rows of the results that stand before this run's own.
 
     Raises:
         InputError: the recipe, the data or the folder cannot work, said before any work starts.
         InterruptedRun: a signal asked to stop; the run is saved.
     """
     device = choose_device(recipe.device)
-    with joined(device) as processes, Interruption() as interruption, ExitStack() as opened:
+    resume = "the last checkpoint is intact and the same command resumes from it"
+    with joined(device, resume) as processes, Interruption() as interruption, ExitStack() as opened:
         try:
             with interruption.at_once():
                 recipe = with_begun_batch(recipe, run, processes.count)
@@ -86,13 +98,14 @@ def train(recipe: Recipe, run: Path) -> Outcome:
                 a = assemble(recipe, images.parts, processes, model)
                 if processes.first:
                     clean_checkpoints(run)
-                before = measure_before(run, a)
+                before = measure_before(run, a, rows_before or {})
                 state = _resumed_state(run, a, before["choice"])
         except KeyboardInterrupt:
             if not is_run(run):  # nothing is kept yet
                 raise
             raise InterruptedRun(run, None, interruption.signal) from None
         steps = recipe.schedule.steps or recipe.schedule.epochs * a.plan.steps_per_epoch
+        end = steps if recipe.schedule.stop is None else min(steps, recipe.schedule.stop)
         validate_every = recipe.evaluation.every or a.plan.steps_per_epoch
         save_every = recipe.save_every or validate_every
         record = opened.enter_context(closing(Record(run, recipe, processes, state.step, state.validated)))
@@ -100,10 +113,11 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         if processes.first:
             say(a.describe(steps, state.step))
 
-        with bar("training", steps, processes) as advance:
+        with bar("training", end, processes) as advance:
             advance(state.step)
             while True:
-                at_the_end = state.step >= steps
+                late = deadline is not None and largest(int(time.monotonic() > deadline), processes) > 0
+                at_the_end = state.step >= end or late
                 if state.validated < state.step and (at_the_end or state.step % validate_every == 0):
                     _validate(a, state, record, run, interruption)
                     _save(run, a, state, LAST)
@@ -137,7 +151,9 @@ def train(recipe: Recipe, run: Path) -> Outcome:
         del stream  # ends the loading processes
         try:
             with interruption.at_once(processes.count == 1):
-                return measure_after(run, a, before, record, asdict(state), images.notes)
+                return measure_after(
+                    run, a, before, record, {**asdict(state), "planned": steps}, images.notes
+                )
         except KeyboardInterrupt:
             raise InterruptedRun(run, state.step, interruption.signal) from None
         except OSError as error:
@@ -167,15 +183,16 @@ def take_step(a: Assembly, batch: Batch, step: int) -> float:
             return loss
 
     a.optimiser.zero_grad(set_to_none=True)
-    scale = a.scaler.get_scale()
+    scale = a.scaler.scale(torch.ones((), device=processes.device))  # stays there: reading it would wait
     if batch.chunked:
         again = (inputs for inputs, _, _ in batch.again)
         loss = backward_in_chunks(a.encode_for_loss, first_reading(), again, loss_of, processes.device, scale)
     else:
         loss = loss_of(a.encode_for_loss(torch.cat(list(first_reading()))))
         (loss * scale).backward()  # type: ignore[no-untyped-call]
-    if not torch.isfinite(loss):  # the same in all processes: it is the loss of the joint batch
-        return float(loss.detach())
+    value = float(loss.detach())  # the one moment of a step at which the host waits for the device
+    if not math.isfinite(value):  # the same in all processes: it is the loss of the joint batch
+        return value
     average_gradients(a.parameters, processes)
     a.scaler.unscale_(a.optimiser)
     if recipe.optimiser.clip is not None:
@@ -186,7 +203,7 @@ def take_step(a: Assembly, batch: Batch, step: int) -> float:
     a.scaler.update()
     if a.mean is not None:
         a.mean.update(a.model)
-    return float(loss.detach())
+    return value
 
 
 def hash_of(*numbers: int) -> int:

@@ -1,6 +1,8 @@
 """Before and after: the model is measured before training, the chosen one after it; results and report."""
 
+import shlex
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,21 @@ import torch.nn.functional as F
 from forerank.console import format_table, say
 from forerank.errors import ForerankError
 from forerank.metrics import Evaluation
-from forerank.metrics.registry import shown, title, told
+from forerank.metrics.registry import is_better, shown, title, told
 from forerank.models import EmbeddingModel, load_model, save_model
+from forerank.models.storage import REFIT
 from forerank.report import Choice, write_report
+from forerank.report.plain_words import plain_sentence, plain_warnings
 from forerank.training.assemble import Assembly, build_model, encode
 from forerank.training.batches import SMALL_IMAGES
+from forerank.training.catalogue import catalogue_sentence, measure_catalogue
 from forerank.training.checkpoint import BEST, save_state, write_checkpoint
 from forerank.training.measure import embed, image_part, measure
 from forerank.training.prepare import starts_from_saved
 from forerank.training.processes import wait_for_all
 from forerank.training.recipe import Recipe, nested
 from forerank.training.record import RESULTS, Record, read_json, versions, write_json
+from forerank.training.whitening import WHITENED
 
 BEFORE = "before.json"
 
@@ -35,8 +41,14 @@ class Outcome:
 
     def __str__(self) -> str:
         kept = self.results.get("kept")
-        test = self.results["test"]
-        return results_table({(after_name(kept) if name == "trained" else name): test[name] for name in test})
+        test, words = self.results["test"], self.results["words"]
+        if not test:
+            return str(words["sentence"])
+        table = results_table(
+            {(after_name(kept) if name == "trained" else name): test[name] for name in test}
+        )
+        about = [words["sentence"], *[f"Note: {text}." for text in [*words["warnings"], *words["which"]]]]
+        return "\n".join([*about, "", table])
 
 
 def results_table(test: Mapping[str, Mapping[str, float]]) -> str:
@@ -71,35 +83,41 @@ def after_name(kept: str | None) -> str:
     return "trained" if kept is None else f"kept: {kept}"
 
 
-def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
+def measure_before(run: Path, a: Assembly, earlier: Mapping[str, Evaluation]) -> dict[str, Any]:
     """Measure the model as it came, keep it as the first `best`, and remember the numbers.
 
+    Args:
+        earlier: rows of the test part that stand before those measured here.
+
     Returns:
-        "choice": the choosing figure of the part that chooses (None without one); "test": name -> Evaluation.
+        "choice": the choosing figure of the part that chooses (None without one); "kept": the row of the best
+        model so far; "test": name -> Evaluation; "start": what is known about the whitening, or None.
     """
     recipe, processes = a.recipe, a.processes
     stored = run / BEFORE
     if stored.exists() and (run / BEST).exists():
         advice = f"remove {run} to start again"
-        known = read_json(stored, ("choice", "test"), advice)
+        known = read_json(stored, ("choice", "plain", "kept", "test", "start"), advice)
         try:
             tests = {name: Evaluation.from_dict(value) for name, value in known["test"].items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ForerankError(f"{stored} is damaged ({error}): {advice}") from error
-        return {"choice": known["choice"], "test": tests}
+        return {**known, "test": tests}
     wait_for_all(processes)
     plain = build_model(recipe, plain=True).to(processes.device).eval()
 
     def encode_plain(inputs: torch.Tensor) -> torch.Tensor:
         return encode(plain, inputs, recipe, processes.device)
 
-    evaluations: dict[str, Evaluation] = {}  # the model itself first: it is the "before" of the headline
+    # The first row is the "before" of the headline.
+    evaluations = dict(earlier)
     name = before_name(recipe)
-    if recipe.evaluation.report or a.chooser is a.test:
+    report = recipe.evaluation.report and len(a.test.table) > 0
+    if report or a.chooser is a.test:
         evaluations[name] = measure(
             embed(encode_plain, a.test, recipe, processes), recipe, processes, full=True
         )
-    if recipe.evaluation.report and plain.preprocessing.resize <= SMALL_IMAGES:
+    if report and plain.preprocessing.resize <= SMALL_IMAGES:
         pixels = image_part(a.test.table, plain.preprocessing, recipe, "test", cache=True)
         evaluations["pixels"] = measure(
             embed(_pixels, pixels, recipe, processes), recipe, processes, full=True
@@ -108,16 +126,63 @@ def measure_before(run: Path, a: Assembly) -> dict[str, Any]:
     if a.chooser is not None and chooser is None:
         chooser = measure(embed(encode_plain, a.chooser, recipe, processes), recipe, processes, full=False)
     choice = None if chooser is None else float(chooser[recipe.evaluation.choose_by])
+    best, kept = plain, name
+    if a.head_start is not None:
+        whitened = _with_head(a.model, a.head_start.whitening)
+        figure = _measure_whitened(whitened, a, evaluations)
+        better = figure is None or choice is None or is_better(recipe.evaluation.choose_by, figure, choice)
+        if a.head_start.taken and better:
+            best, kept, choice = whitened, WHITENED, figure
+    known = {
+        "choice": choice,
+        "plain": None if chooser is None else float(chooser[recipe.evaluation.choose_by]),
+        "kept": kept,
+        "start": None
+        if a.head_start is None
+        else {
+            "whitening": a.head_start.taken,
+            "shrinkage": a.head_start.shrinkage,
+            "sentence": a.head_start.sentence,
+        },
+    }
     if processes.first:
-        write_checkpoint(run, "pretrained", (BEST,), lambda folder: _write_plain(folder, plain, choice))
-        write_json(stored, {"choice": choice, "test": {k: e.to_dict() for k, e in evaluations.items()}})
+        write_checkpoint(run, "pretrained", (BEST,), lambda folder: _write_plain(folder, best, choice))
+        write_json(stored, {**known, "test": {k: e.to_dict() for k, e in evaluations.items()}})
         measured = {"test": evaluations.get(name), "validation": chooser}
         for part, evaluation in measured.items():
             if evaluation is not None:
                 keys = dict.fromkeys(("recall@1", "map@r", recipe.evaluation.choose_by))
                 say(f"{name}: {part} {told({key: evaluation[key] for key in keys if key in evaluation})}")
+        if a.head_start is not None:
+            say(a.head_start.sentence)
     wait_for_all(processes)
-    return {"choice": choice, "test": evaluations}
+    return {**known, "test": evaluations}
+
+
+def _with_head(model: EmbeddingModel, weight: torch.Tensor) -> EmbeddingModel:
+    """A copy of a model whose head has these weights (D, C) and no bias."""
+    copy = deepcopy(model).eval()
+    assert copy.head is not None
+    with torch.no_grad():
+        copy.head.weight.copy_(weight)
+        copy.head.bias.zero_()
+    return copy
+
+
+def _measure_whitened(model: EmbeddingModel, a: Assembly, evaluations: dict[str, Evaluation]) -> float | None:
+    """Add the row of the whitened model to the test rows; its figure on the part that chooses."""
+    recipe, processes = a.recipe, a.processes
+
+    def encode_whitened(inputs: torch.Tensor) -> torch.Tensor:
+        return encode(model, inputs, recipe, processes.device)
+
+    if evaluations:
+        embedded = embed(encode_whitened, a.test, recipe, processes)
+        evaluations[WHITENED] = measure(embedded, recipe, processes, full=True)
+    if a.chooser is None:
+        return None
+    embedded = embed(encode_whitened, a.chooser, recipe, processes)
+    return float(measure(embedded, recipe, processes, full=False)[recipe.evaluation.choose_by])
 
 
 def _pixels(images: torch.Tensor) -> torch.Tensor:
@@ -141,51 +206,108 @@ def measure_after(
 ) -> Outcome:
     """Measure the chosen model on the test part, write results and report."""
     recipe, processes = a.recipe, a.processes
-    chosen = load_model(run / BEST).to(processes.device).eval()
-    embedded = embed(lambda x: encode(chosen, x, recipe, processes.device), a.test, recipe, processes)
-    after = measure(embedded, recipe, processes, full=True)
-    kept = before_name(recipe) if state["best_step"] == 0 else None
-    evaluations = {**before["test"], "trained": after}
-    notes = notes_of(recipe, state, before["choice"], [*a.test.table.notes, *about_data])
-    seconds = sum(row.get("seconds", 0.0) for row in record.history)
+    kept = before["kept"] if state["best_step"] == 0 else None
+    notes = notes_of(recipe, state, before, [*a.test.table.notes, *about_data])
     results = {
-        "test": {name: _numbers(e) for name, e in evaluations.items()},
+        "test": {},
         "kept": kept,
+        "start": before["start"],
         "best_step": state["best_step"],
         "steps": state["step"],
+        "planned_steps": state["planned"],
         "validation": {
             "figure": recipe.evaluation.choose_by,
+            "plain": before["plain"],
             "before": before["choice"],
             "best": state["best"] if before["choice"] is not None else None,
         },
-        "training_seconds": round(seconds, 1),
+        "training_seconds": round(sum(row.get("seconds", 0.0) for row in record.history), 1),
         "waited_seconds": round(sum(row.get("waited", 0.0) for row in record.history), 1),
+        "catalogue": None,
         "notes": notes,
         "broken": state["broken"],
-        "report": str(run / "report.html") if recipe.evaluation.report else None,
+        "report": None,
         "versions": versions(),
     }
-    record.add(state["step"], test=_numbers(after))
+    if recipe.data.all_classes:
+        classes = len(a.train.table.classes)
+        sentence = f"Trained on all {classes:,} classes; no class is left to measure this model on."
+        results["words"] = {"sentence": sentence, "warnings": [], "which": []}
+    else:
+        results |= _measure_chosen(run, a, before, record, state, kept, notes)
     if processes.first:
         for note in notes:
             say(note)
-        if recipe.evaluation.report:
-            write_report(
-                run / "report.html",
-                title=f"{recipe.name}: {recipe.loss.name} on {a.test.table.name}",
-                evaluations={**before["test"], after_name(kept): after},
-                table=embedded.table,
-                embeddings=embedded.vectors,
-                labels=embedded.table.label,
-                history=record.history,
-                choice=_choice(recipe, state, before["choice"]),
-                recipe=nested(recipe),
-                versions=versions(),
-                notes=notes,
-            )
         write_json(run / RESULTS, results)
     wait_for_all(processes)
     return Outcome(run, results)
+
+
+def _measure_chosen(
+    run: Path,
+    a: Assembly,
+    before: Mapping[str, Any],
+    record: Record,
+    state: Mapping[str, Any],
+    kept: str | None,
+    notes: list[str],
+) -> dict[str, Any]:
+    """The results of the test part: figures, the whole catalogue, words; the report."""
+    recipe, processes = a.recipe, a.processes
+    chosen = load_model(run / BEST).to(processes.device).eval()
+    embedded = embed(lambda x: encode(chosen, x, recipe, processes.device), a.test, recipe, processes)
+    after = measure(embedded, recipe, processes, full=True)
+    evaluations = {**before["test"], "trained": after}
+    first = next(iter(before["test"].values()), None)
+    labels = embedded.table.label
+    which, catalogue = [], None
+    if recipe.evaluation.report:
+        catalogue = measure_catalogue(chosen, a)
+        if catalogue is not None:
+            which.append(catalogue_sentence(catalogue, len(embedded.table.classes), after["recall@1"]))
+        which.append(
+            f"all these numbers belong to the model in {run / BEST}; --refit puts one that learned from all "
+            f"classes into {run / REFIT}, which has no number of its own"
+        )
+    words: dict[str, Any] = {
+        "sentence": plain_sentence(first, after, changed=kept is None or kept == WHITENED),
+        "warnings": plain_warnings(first, after, labels),
+        "which": which,
+    }
+    record.add(state["step"], test=_numbers(after))
+    if processes.first and recipe.evaluation.report:
+        write_report(
+            run / "report.html",
+            title=f"{recipe.name}: {recipe.loss.name} on {a.test.table.name}",
+            sentence=words["sentence"],
+            evaluations={**before["test"], after_name(kept): after},
+            table=embedded.table,
+            embeddings=embedded.vectors,
+            labels=labels,
+            history=record.history,
+            choice=_choice(recipe, state, before["choice"]),
+            recipe=nested(recipe),
+            versions=versions(),
+            notes=[*words["warnings"], *which, *notes, f"Next: {next_command(run, recipe)}"],
+        )
+    return {
+        "test": {name: _numbers(e) for name, e in evaluations.items()},
+        "catalogue": catalogue,
+        "words": words,
+        "next": next_command(run, recipe),
+        "report": str(run / "report.html") if recipe.evaluation.report else None,
+    }
+
+
+def next_command(run: Path, recipe: Recipe) -> str:
+    """What to do with a trained model, with the paths of this run in it.
+
+    >>> next_command(Path("runs/birds"), Recipe())
+    'forerank index runs/birds glyphs -o runs/birds/index && forerank serve runs/birds/index'
+    """
+    images = shlex.quote(recipe.data.root or recipe.data.source)
+    model, index = shlex.quote(str(run)), shlex.quote(str(run / "index"))
+    return f"forerank index {model} {images} -o {index} && forerank serve {index}"
 
 
 def _choice(recipe: Recipe, state: Mapping[str, Any], before: float | None) -> Choice | None:
@@ -194,14 +316,14 @@ def _choice(recipe: Recipe, state: Mapping[str, Any], before: float | None) -> C
 
 
 def notes_of(
-    recipe: Recipe, state: Mapping[str, Any], choice: float | None, about_data: list[str]
+    recipe: Recipe, state: Mapping[str, Any], before: Mapping[str, Any], about_data: list[str]
 ) -> list[str]:
     """What a reader must not miss."""
-    notes = list(about_data)
+    notes, choice = list(about_data), before["choice"]
     if choice is not None and state["best_step"] == 0:
         notes.append(
             f"training did not raise {recipe.evaluation.choose_by} on the validation classes above the "
-            f"{before_name(recipe)} model's {shown(recipe.evaluation.choose_by, choice)}: that model is kept"
+            f"{before['kept']} model's {shown(recipe.evaluation.choose_by, choice)}: that model is kept"
         )
     if choice is None:
         notes.append("no validation classes were held out: the last checkpoint is the model")
@@ -224,4 +346,4 @@ def _numbers(evaluation: Mapping[str, Any]) -> dict[str, float]:
 def finished_outcome(run: Path) -> Outcome:
     """The outcome of a run that has ended."""
     advice = f"remove {run / RESULTS} to measure the end of the run again"
-    return Outcome(run, read_json(run / RESULTS, ("test", "report"), advice))
+    return Outcome(run, read_json(run / RESULTS, ("test", "report", "words", "planned_steps"), advice))

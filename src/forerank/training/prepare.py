@@ -46,6 +46,10 @@ def open_parts(recipe: Recipe) -> dict[str, Table]:
     for name, share in (("data.validation", d.validation), ("data.test", d.test)):
         if not 0 <= share < 1:
             raise InputError(f"{name} must be at least 0 and below 1, not {share}")
+    if d.all_classes:
+        nothing = table.where(np.zeros(len(table), dtype=bool))
+        everything = table.with_columns(split=np.full(len(table), "train"))
+        return {"train": everything, "validation": nothing, "test": nothing}
     has = set(table.counts())
     needs_validation = "validation" not in has and d.validation > 0
     needs_test = "test" not in has
@@ -143,6 +147,7 @@ def complete_recipe(recipe: Recipe, train: Table, processes: int, device: str) -
         precision=recipe.precision if recipe.precision != "auto" else "bf16" if _has_bf16(kind) else "fp32",
         batch=replace(b, batch_size=size),
     )
+    _check_whitening(complete)
     complete = dataclasses.replace(complete, optimiser=replace(complete.optimiser, lr=peak_rate(complete)))
     return fit_method(complete, train)
 
@@ -230,12 +235,21 @@ def _check_rates(recipe: Recipe) -> None:
     if o.blend is not None and not (recipe.model.pretrained and recipe.model.freeze_batch_norm):
         raise InputError("optimiser.blend mixes with pretrained weights: it needs pretrained=true and "
                          "freeze_batch_norm=true")  # fmt: skip
-    if o.head_warmup < 0 or s.warmup_steps < 0:
-        raise InputError("optimiser.head_warmup and schedule.warmup_steps must be 0 or more")
+    if o.head_warmup < 0 or s.warmup_steps < 0 or (s.stop or 0) < 0:
+        raise InputError("optimiser.head_warmup, schedule.warmup_steps and schedule.stop must be 0 or more")
     if recipe.precision == "fp16" and choose_device(recipe.device) == "cpu":
         raise InputError("precision fp16 needs a GPU: on a CPU give precision=bf16 or fp32")
     if recipe.mode == "head" and recipe.model.embedding_dim is None:
         raise InputError("mode=head needs model.embedding_dim: without a head there is nothing to train")
+
+
+def _check_whitening(recipe: Recipe) -> None:
+    m = recipe.model
+    if m.shrinkage is not None and not 0 < m.shrinkage < math.inf:
+        raise InputError(f"model.shrinkage must be above 0 and finite, not {m.shrinkage}")
+    if m.head_start == "whitening" and (recipe.mode != "head" or m.layer_norm):
+        raise InputError("head_start=whitening is computed from cached features: it needs mode=head and "
+                         "layer_norm=false")  # fmt: skip
 
 
 def _nearest_multiple(value: int, of: int) -> int:

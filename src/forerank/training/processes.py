@@ -4,11 +4,14 @@ Every function here does the obvious thing in a single process, so the loop neve
 """
 
 import os
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -47,8 +50,12 @@ def is_first_process() -> bool:
 
 
 @contextmanager
-def joined(device: str) -> Iterator[Processes]:
+def joined(device: str, advice: str = "start the same command again") -> Iterator[Processes]:
     """Join the processes that `torchrun` started, or be the only one; leave them at the end.
+
+    Args:
+        device: of this process; "cuda" becomes the GPU of its own.
+        advice: what to do if another process is lost.
 
     >>> with joined("cpu") as processes:
     ...     processes.rank, processes.count
@@ -65,7 +72,7 @@ def joined(device: str) -> Iterator[Processes]:
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"  # tensors of the host meet too
     dist.init_process_group(backend, timeout=PATIENCE)
     try:
-        with readable_loss_of_processes():
+        with _told_by_torchrun(advice), readable_loss_of_processes(advice):
             yield Processes(rank, count, place)
     except ForerankError as error:
         error.said_elsewhere = not _is_first_to_speak()
@@ -84,7 +91,36 @@ def _is_first_to_speak() -> bool:
 
 
 @contextmanager
-def readable_loss_of_processes() -> Iterator[None]:
+def _told_by_torchrun(advice: str) -> Iterator[None]:
+    """Say why this process ends: when one dies, torchrun asks the others to stop, often before they notice.
+
+    Who handles that signal already, such as the training loop, goes on doing so.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise _lost("torchrun asked this one to stop", advice)
+
+    signal.signal(signal.SIGTERM, stop)
+    afterwards = signal.SIG_DFL
+    try:
+        yield
+    except LostProcessError:
+        afterwards = signal.SIG_IGN  # this process ends by itself, and first it has something to say
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, afterwards)
+
+
+def _lost(reason: str, advice: str) -> LostProcessError:
+    return LostProcessError(f"another process of this run ended or stopped answering ({reason}); {advice}")
+
+
+@contextmanager
+def readable_loss_of_processes(advice: str) -> Iterator[None]:
     """Turn the error of a broken collective call into a sentence."""
     try:
         yield
@@ -99,11 +135,7 @@ def readable_loss_of_processes() -> Iterator[None]:
             "timed out",
         )
         if isinstance(error, dist.DistBackendError) or any(sign in str(error) for sign in signs):
-            first_line = str(error).strip().splitlines()[0]
-            raise LostProcessError(
-                f"another process of this run ended or stopped answering ({first_line}); "
-                "the last checkpoint is intact and the same command resumes from it"
-            ) from error
+            raise _lost(str(error).strip().splitlines()[0], advice) from error
         raise
 
 

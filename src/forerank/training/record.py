@@ -14,7 +14,7 @@ from typing import Any
 
 from forerank import __version__
 from forerank.errors import ForerankError, InputError
-from forerank.files import write_atomically
+from forerank.files import DamagedFileError, json_with_checksum, read_json_with_checksum, write_atomically
 from forerank.training.checkpoint import BEST, LAST, cannot_write
 from forerank.training.prepare import with_absolute_paths
 from forerank.training.processes import Processes
@@ -22,6 +22,7 @@ from forerank.training.recipe import Recipe, differences, flatten, load_recipe, 
 from forerank.training.trackers import Begin, Tracker, begin_tracking
 
 RECIPE, METRICS, RESULTS = "recipe.yaml", "metrics.jsonl", "results.json"
+RECIPE_CHECKSUM = "# checksum of the lines above: "
 
 
 def is_run(path: Path) -> bool:
@@ -35,8 +36,19 @@ def resume_line(run: Path) -> str:
 
 
 def recipe_source(source: str | Path) -> Path | str:
-    """A run folder stands for the recipe in it."""
-    return Path(source) / RECIPE if is_run(Path(source)) else source
+    """A run folder stands for the recipe in it; one whose lines were changed or cut off is refused."""
+    if not is_run(Path(source)):
+        return source
+    file = Path(source) / RECIPE
+    text, mark, told = file.read_text(encoding="utf-8", errors="replace").rpartition(RECIPE_CHECKSUM)
+    if mark and told.strip() == _text_checksum(text):
+        return file
+    if mark or (Path(source) / LAST).exists():  # the lines at the end were changed or cut off
+        raise InputError(
+            f"{file} is not as the run wrote it (its checksum does not fit): put it back, or give the "
+            "values on the command line, with another --run"
+        )
+    return file  # not begun yet: a recipe that somebody wrote here
 
 
 def prepare_run(source: str | Path, values: Sequence[str], run: Path | None) -> tuple[Recipe, Path]:
@@ -72,9 +84,17 @@ def remove_finished_run(run: Path) -> None:
 
 def begun_recipe(run: Path) -> Recipe | None:
     """The recipe of a run that has saved a model already, and so can only be resumed as it is."""
-    if is_run(run) and any((run / link).exists() for link in (LAST, BEST)):
-        return with_absolute_paths(load_recipe(run / RECIPE))
+    if is_run(run) and _has_saved(run):
+        return with_absolute_paths(load_recipe(recipe_source(run)))
     return None
+
+
+def _has_saved(run: Path) -> bool:
+    return any((run / link).exists() for link in (LAST, BEST))
+
+
+def _text_checksum(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def with_begun_batch(recipe: Recipe, run: Path, processes: int) -> Recipe:
@@ -119,7 +139,8 @@ def claim_run(run: Path, recipe: Recipe) -> None:
     if begun_recipe(run) is not None:
         return
     with explain_write_errors(run / RECIPE):
-        write_atomically(run / RECIPE, recipe_text(recipe))
+        text = recipe_text(recipe)
+        write_atomically(run / RECIPE, f"{text}{RECIPE_CHECKSUM}{_text_checksum(text)}\n")
 
 
 def read_history(run: Path) -> list[dict[str, Any]]:
@@ -193,22 +214,21 @@ def _scalars(values: Mapping[str, Any], group: str = "") -> Iterable[tuple[str, 
             yield group + name, float(value)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that the file is the old one or the new one."""
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON with a checksum so that the file is the old one or the new one."""
     with explain_write_errors(path):
-        write_atomically(path, json.dumps(value, indent=2) + "\n")
+        write_atomically(path, json_with_checksum(value))
 
 
 def read_json(path: Path, keys: Iterable[str], advice: str) -> dict[str, Any]:
     """What `write_json` wrote, with these keys in it; a damaged file is one sentence that ends in advice."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ForerankError(f"{path} cannot be read ({error}): {advice}") from error
-    lacking = [key for key in keys if not isinstance(value, dict) or key not in value]
+        values = read_json_with_checksum(path)
+    except (OSError, DamagedFileError) as error:
+        raise ForerankError(f"{error}: {advice}") from error
+    lacking = [key for key in keys if key not in values]
     if lacking:
         raise ForerankError(f"{path} is damaged (it lacks {lacking[0]!r}): {advice}")
-    values: dict[str, Any] = value
     return values
 
 

@@ -3,19 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from forerank.errors import InputError
 from forerank.machine import choose_device
-from forerank.metrics import Evaluation
+from forerank.metrics import Evaluation, RerankChoice, choose_reranking
 from forerank.models import load_model
 from forerank.training.assemble import encode, open_inputs
 from forerank.training.checkpoint import BEST
 from forerank.training.measure import Embedded, embed, measure
 from forerank.training.prepare import open_parts
-from forerank.training.processes import Processes, joined
+from forerank.training.processes import joined
 from forerank.training.recipe import Recipe, load_recipe
-from forerank.training.record import RECIPE, is_run
+from forerank.training.record import RECIPE, is_run, recipe_source
 
 
 def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
@@ -23,7 +21,7 @@ def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
     run = Path(run)
     if not is_run(run):
         raise InputError(f"{run} is not a run folder: it has no {RECIPE}")
-    recipe = load_recipe(run / RECIPE, ["device=auto", "train_size=null"])
+    recipe = load_recipe(recipe_source(run), ["device=auto", "train_size=null"])
     with joined(choose_device(recipe.device)) as processes:
         model = load_model(run / BEST).to(processes.device).eval()
         table = open_parts(recipe)[split]
@@ -38,9 +36,25 @@ def evaluate_run(run: Path, split: str = "test", *, by_category: bool = False, *
 
     `options` of `evaluate` (ks, nmi, ties, ...) replace what the recipe says.
     """
-    embedded, recipe = embed_run(run, split)
-    if by_category and embedded.table.category is None:
-        raise InputError(f"--by-category needs data with categories, and {embedded.table.name} has none")
-    options.setdefault("metrics", None)  # the usual ones, whatever chose the checkpoint
-    options["categories"] = embedded.table.category if by_category else None
-    return measure(embedded, recipe, Processes(0, 1, torch.device("cpu")), full=True, **options)
+    with joined(choose_device()) as processes:
+        embedded, recipe = embed_run(run, split)
+        if by_category and embedded.table.category is None:
+            raise InputError(f"--by-category needs data with categories, and {embedded.table.name} has none")
+        options.setdefault("metrics", None)  # the usual ones, whatever chose the checkpoint
+        options["categories"] = embedded.table.category if by_category else None
+        return measure(embedded, recipe, processes, full=True, **options)
+
+
+def choose_run_reranking(run: Path, *, seed: int = 0) -> RerankChoice:
+    """The re-ranking that helps on a run's validation classes, by the figure that chose its checkpoint."""
+    embedded, recipe = embed_run(run, "validation")
+    table = embedded.table
+    return choose_reranking(
+        embedded.vectors,
+        table.label_ids,
+        queries=table.is_query,
+        gallery=table.is_gallery,
+        ignore=table.sequence,
+        metric=recipe.evaluation.choose_by,
+        seed=seed,
+    )

@@ -24,8 +24,18 @@ class DataSection:
         0.2, "share of the training classes held out to choose the checkpoint; 0: none"
     )
     test: float = setting(0.3, "share of all classes held out for the test, if the data brings no test part")
+    all_classes: bool = setting(
+        False,
+        "train on every class, the test ones too: for a model to ship; nothing is left to measure it on",
+    )
     crop: Literal["paper", "official"] = setting(
         "paper", "training view: random crop of 224 from 256, or the authors' RandomResizedCrop"
+    )
+    colour: float = setting(
+        0.0, "mode=full: brightness, contrast, saturation vary by up to this share in training; 0: off"
+    )
+    erase: float = setting(
+        0.0, "mode=full: probability that a rectangle of a training view is made grey; 0: off"
     )
     train_size: int | None = setting(
         None, "side of the training views (mode=full); null: the model's; smaller is faster"
@@ -52,8 +62,13 @@ class ModelSection:
         "auto", "how the feature map becomes one vector; auto: gem where it suits the backbone"
     )
     layer_norm: bool = setting(False, "layer norm before the linear embedding")
-    head_start: Literal["features", "random"] = setting(
-        "features", "a new head keeps what the features say, or starts as torch's linear layer (the paper)"
+    head_start: Literal["features", "random", "whitening", "auto"] = setting(
+        "features",
+        "a new head keeps the features; random: torch's linear layer (the paper); whitening: within classes; "
+        "auto: features or whitening, by validation (both need mode=head)",
+    )
+    shrinkage: float | None = setting(
+        None, "of the whitening: 0.003 whitens nearly fully, 1 a little; null: chosen by validation"
     )
     slices: int = setting(1, "parts of the embedding that are normalised each by itself")
     pretrained: bool = setting(True, "start from the backbone's published weights")
@@ -132,6 +147,7 @@ class ScheduleSection:
     kind: Literal["constant", "steps", "cosine"] = setting("constant", "steps: lr x gamma at each milestone")
     epochs: int = setting(100, "length of the run, if steps is null")
     steps: int | None = setting(None, "length of the run in steps")
+    stop: int | None = setting(None, "end after so many steps, with the rate that the whole length gives")
     warmup_steps: int = setting(0, "steps in which the learning rate rises from zero")
     milestones: tuple[int, ...] = setting((120, 220, 250, 280), "epochs at which kind=steps lowers the rate")
     gamma: float = setting(0.3, "factor of kind=steps")

@@ -74,7 +74,37 @@ class IndexAnswer(BaseModel):
     dense: bool = Field(description="whether ids are 0, 1, 2, ... without gaps")
     approximate: bool
     threshold: float | None
+    calibrated: bool = Field(description="whether there is a curve of thresholds: /api/threshold")
+    map: bool = Field(description="whether there is a map: /api/map")
     precision: str | None = Field(description="what the threshold promises, if the index is calibrated")
+
+
+class ThresholdPoint(BaseModel):
+    """What one threshold would give."""
+
+    similarity: float
+    precision: float = Field(description="share of right answers among the answers given")
+    answered: float = Field(description="share of queries with a match in the catalogue that get an answer")
+
+
+class ThresholdAnswer(BaseModel):
+    """The threshold in force, and what others would give on the queries it was chosen from."""
+
+    similarity: float
+    low: float = Field(description="lower end of the 95% interval of the precision")
+    high: float
+    absent: float = Field(description="share of the queries that show what is not in the catalogue")
+    queries: int
+    classes: int
+    curve: list[ThresholdPoint] = Field(description="from the highest threshold to the lowest")
+
+
+class MapAnswer(BaseModel):
+    """The map of the collection; the places themselves are at /api/map/points."""
+
+    points: int = Field(description="images on the map")
+    missing: int = Field(description="images that came after the map was made")
+    labels: list[str] = Field(description="label of each code; empty where the label is not known")
 
 
 class PenaltyAnswer(BaseModel):

@@ -15,13 +15,15 @@ from starlette.exceptions import HTTPException
 from forerank import __version__
 from forerank.errors import ForerankError, InputError
 from forerank.losses import loss_names
+from forerank.search.calibration import promise
 from forerank.search.index import Index
 from forerank.search.rows import LARGEST_ID, Row
 from forerank.web.access import Access
 from forerank.web.adding import add_adding_route
-from forerank.web.answers import GalleryAnswer, IndexAnswer, PenaltiesAnswer, RowAnswer
+from forerank.web.answers import GalleryAnswer, IndexAnswer, PenaltiesAnswer, RowAnswer, ThresholdAnswer
 from forerank.web.examples import ExampleVectors
 from forerank.web.guard import HEADERS, Guard
+from forerank.web.map_routes import add_map_routes
 from forerank.web.observe import Observe
 from forerank.web.operator_routes import add_operator_routes
 from forerank.web.penalties import penalties_of
@@ -94,11 +96,7 @@ def create_app(
     def about() -> IndexAnswer:
         """What the index is: how many images, which model, which threshold."""
         stored = index.meta.get("threshold")
-        promise = (
-            None
-            if stored is None
-            else f"{stored['precision']:.1%} right ({stored['low']:.1%} to {stored['high']:.1%})"
-        )
+        promised = None if stored is None or "low" not in stored else promise(stored)
         return IndexAnswer(
             title=name,
             images=len(index),
@@ -109,8 +107,18 @@ def create_app(
             dense=index.engine.abilities.dense_ids,
             approximate=bool(index.meta.get("approximate")),
             threshold=index.threshold,
-            precision=promise,
+            calibrated=bool((stored or {}).get("curve")),
+            map=maps.exists(),
+            precision=promised,
         )
+
+    @app.get("/api/threshold", responses=REFUSALS)
+    def threshold() -> ThresholdAnswer:
+        """Precision against answered share for every threshold, as `forerank calibrate` measured it."""
+        stored = index.meta.get("threshold") or {}
+        if not stored.get("curve"):
+            raise HTTPException(404, "this index is not calibrated: run forerank calibrate INDEX")
+        return ThresholdAnswer.model_validate(stored)
 
     @app.get("/api/gallery", responses=REFUSALS)
     def gallery(
@@ -136,7 +144,18 @@ def create_app(
         index.filter([f"{column}="])  # refuses a column that does not exist
         return index.engine.values(column, text, limit)
 
+    maps = add_map_routes(app, index)
     add_search_routes(app, index, vectors, resources.uploads, resources.kept, resources.for_uploads, limits)
+
+    @app.get("/api/rows", responses=REFUSALS)
+    def several_rows(
+        number: Annotated[list[int], Query(alias="id", min_length=1, max_length=limits.page)],
+    ) -> list[RowAnswer]:
+        """Several indexed images, in the order of their ids in the request."""
+        try:
+            return [_row_answer(row) for row in index.engine.rows(number)]
+        except (KeyError, OverflowError):
+            raise HTTPException(404, "the index does not have all of these rows") from None
 
     @app.get("/api/rows/{number}", responses=REFUSALS)
     def row(number: RowId) -> RowAnswer:

@@ -92,10 +92,10 @@ class Objective(nn.Module):
 
         Args:
             vectors: (n, V) of this process, from `embed`.
-            labels: (n,) classes.
-            rows: (n,) which images of the training table they are.
+            labels: (n,) classes, on the host.
+            rows: (n,) which images of the training table they are, on the host.
         """
-        rows = rows.to(labels.device)
+        labels, rows = (x.to(vectors.device, non_blocking=True) for x in (labels, rows))
         if world_size() > 1:  # each process computes the whole loss
             (vectors, _), (labels, _), (rows, _) = (gather_rows(x) for x in (vectors, labels, rows))
         return self.loss(vectors, labels, rows)

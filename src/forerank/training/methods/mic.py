@@ -14,6 +14,8 @@ from forerank.training.methods.margin import distance_weighted_margin, new_bound
 from forerank.training.methods.method import Ingredients, Method, Objective, TrainingSet
 from forerank.training.recipe import Recipe
 
+PUBLISHED_DIM = 128  # the width that the paper's weight of the separation belongs to
+
 
 class _Reversal(torch.autograd.Function):
     """The identity whose gradient changes its sign."""
@@ -51,7 +53,9 @@ class MIC(Objective):
         super().__init__()
         o, dim = ingredients.options, ingredients.output_dim
         self.clusters, self.renew_epochs = o["clusters"], o["renew_epochs"]
-        self.margin, self.separation = o["margin"], o["separation"]
+        self.margin = o["margin"]
+        # The mean product of coordinates of unit vectors falls with the square of their number.
+        self.separation = o["separation"] * (dim / PUBLISHED_DIM) ** 2
         self.shared = nn.Linear(ingredients.feature_dim, dim)
         self.predictor = nn.Sequential(nn.Linear(dim, 512), nn.ReLU(), nn.Linear(512, dim))
         self.class_beta = new_boundaries(ingredients.classes)
@@ -114,6 +118,8 @@ MIC_METHOD = Method(
         "schedule.kind=steps", "milestones=[20,35]", "gamma=0.3", "epochs=45", "schedule.steps=null",
     ),
     deviations=(
+        "the weight of the separation is that of the paper at 128 dimensions, and grows with the square of "
+        "the width at others",
         "the first clusters come from the pooled features of the last layer, not of an early one",
         "k-means runs on unit vectors with at most 20 iterations",
     ),

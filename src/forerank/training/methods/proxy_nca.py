@@ -62,6 +62,7 @@ PROXY_NCA = Method(
     about="a learned proxy for each class stands for its images in neighbourhood component analysis",
     paper="Movshovitz-Attias et al., No Fuss Distance Metric Learning using Proxies, ICCV 2017",
     options={"scale": 1.0},
+    deviations=("the rate of the proxies is 100 times that of the network, which is not the paper's",),
     build=build,
 )
 

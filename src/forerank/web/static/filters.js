@@ -71,4 +71,4 @@ $("value").addEventListener("keydown", (event) => {
   }
 });
 $("value").addEventListener("change", take);
-$("value").addEventListener("input", () => later(() => suggest("values", $("add-filter").value, $("value").value)));
+$("value").addEventListener("input", () => later(() => $("add-filter").value && suggest("values", $("add-filter").value, $("value").value)));

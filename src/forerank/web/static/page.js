@@ -201,6 +201,7 @@ function showView() {
   results.hidden = view === "explain" || (view === "map" && asked);
   $("explain").hidden = view !== "explain";
   $("map").hidden = view !== "map";
+  $("filter-bar").hidden = view === "map" && !asked; // the map shows everything
   $("choices").hidden = $("legend").hidden = view !== "";
   if (view === "" && state.answer) $("legend").hidden = !state.answer.label;
   $("loss-pick").hidden = view !== "explain";
@@ -362,6 +363,7 @@ ask("api/index").then((index) => {
   state.index = index;
   $("about").textContent = `${index.images.toLocaleString("en")} images · ${index.model}`;
   $("to-map").hidden = !index.map;
+  if (index.calibrated) import("./threshold.js").then((module) => module.begin(() => state.answer));
   filters.begin(index, (changes, typing) => go(changes, typing));
   filters.show(state.query);
   showView();

@@ -1,0 +1,64 @@
+"""The campaigns by name."""
+
+from campaigns.tally import Campaign
+
+CAMPAIGNS = {
+    "images": Campaign(
+        tried="an image file with flipped bits, cuts, pieces of other files or edited headers is decoded",
+        lost_if="anything but a picture or `BadImageError`; 2 s of processor time; 1 GiB",
+        tries=100_000,
+        short=1_500,
+    ),
+    "readers": Campaign(
+        tried="an input that atheris makes, guided by coverage, for the readers of images, CSV files, "
+        "recipes, formulas and index folders",
+        lost_if="an exception that is not ours, 20 s, or 2 GiB",
+        tries=50_000,
+        short=1_000,
+    ),
+    "requests": Campaign(
+        tried="a malformed or odd request to the running server, by raw sockets or by schemathesis",
+        lost_if="an answer 500, text of a file outside of the image root, an answer that contradicts the "
+        "OpenAPI description, 100 MiB more memory, or a traceback in the log",
+        tries=10_000,
+        short=150,
+    ),
+    "slow": Campaign(
+        tried="an ordinary search while 200 hostile clients send slow bodies, half-open requests and bombs",
+        lost_if="an answer other than 200, a traceback, or a 99th percentile above five times the quiet one",
+        tries=600,
+        short=40,
+    ),
+    "kills": Campaign(
+        tried="SIGKILL at a random moment of training or indexing, then the same work is resumed",
+        lost_if="a saved file that cannot be read, an acknowledged vector that is missing, or an end that "
+        "differs from the uninterrupted one in any bit",
+        tries=200,
+        short=7,
+    ),
+    "disks": Campaign(
+        tried="the disk is full, read-only or gone while a run, an index or a table is written",
+        lost_if="a traceback, no sentence, a hang, or an old state that cannot be read any more",
+        tries=200,
+        short=8,
+    ),
+    "damage": Campaign(
+        tried="bytes are flipped, zeroed or cut off in a file that the project reads",
+        lost_if="an exception that is not ours, a sentence that names no file, a crash, or another answer "
+        "without a word (other than in files that people write)",
+        tries=5_000,
+        short=170,
+    ),
+    "processes": Campaign(
+        tried="one of two processes under torchrun is killed, or stopped for two seconds, at a random moment",
+        lost_if="a hang, a loss that is not reported, or a resumed run that differs in any bit",
+        tries=12,
+        short=1,
+    ),
+    "equality": Campaign(
+        tried="a loss with its gradient, or all ranking metrics, on random vectors beside brute force",
+        lost_if="a difference beyond rounding, or an exception",
+        tries=10_000,
+        short=300,
+    ),
+}

@@ -1,0 +1,154 @@
+"""200 hostile clients at once (slow bodies, half-open connections, bombs) and ordinary searches.
+
+A try is an ordinary search of an indexed image while the others are at it. The 99th percentile of these must
+stay within five times that of the quiet server, measured just before with the same number of searches.
+"""
+
+import io
+import socket
+import struct
+import threading
+import time
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import numpy as np
+from PIL import Image
+
+from campaigns.server import Server, picture_bytes, serving
+from campaigns.tally import Tally
+
+CLIENTS, SECONDS, GOAL = 200, 60.0, 5.0
+
+
+def run(tries: int, seed: int, folder: Path) -> Tally:
+    """Measure quietly, then with the hostile clients; both for `tries` searches or a minute."""
+    tally = Tally()
+    rng = np.random.default_rng(seed)
+    with serving(folder) as server:
+        _searches(server, 20, rng)  # warm up
+        quiet, _ = _searches(server, tries, rng)
+        before = server.memory()
+        stop = threading.Event()
+        kinds = (_slow_body, _half_open, _bomb, _many_scans)
+        clients = [
+            threading.Thread(target=_keep_doing, args=(kinds[i % 4], server.port, stop), daemon=True)
+            for i in range(CLIENTS)
+        ]
+        for client in clients:
+            client.start()
+        time.sleep(2)
+        loaded, statuses = _searches(server, tries, rng)
+        memory = server.memory() - before
+        began = time.perf_counter()
+        upload = httpx.post(f"{server.site}/api/search", content=picture_bytes(), timeout=120)
+        uploaded = time.perf_counter() - began
+        stop.set()
+        for client in clients:
+            client.join(0.1)
+        time.sleep(1)
+    for status in statuses:
+        tally.count(status == 200, f"an ordinary search answered {status}")
+    tally.count(upload.status_code in (200, 503), f"an ordinary upload answered {upload.status_code}")
+    tally.count(
+        not any("Traceback" in line for line in server.log), f"traceback: {''.join(server.log)[:300]}"
+    )
+    quiet_p99, loaded_p99 = np.quantile(quiet, 0.99), np.quantile(loaded, 0.99)
+    ratio = loaded_p99 / quiet_p99
+    tally.count(
+        ratio <= GOAL, f"the 99th percentile is {ratio:.1f} times the quiet one; the goal is {GOAL:g}"
+    )
+    tally.figures = {
+        "hostile clients at once": CLIENTS,
+        "p99 of a search, quiet": f"{1000 * quiet_p99:.1f} ms",
+        "p99 of a search, with the hostile clients": f"{1000 * loaded_p99:.1f} ms",
+        "ratio (goal: at most 5)": round(float(ratio), 2),
+        "median, quiet and with them": f"{1000 * np.median(quiet):.1f} ms, {1000 * np.median(loaded):.1f} ms",
+        "an ordinary upload among theirs": f"status {upload.status_code} after {uploaded:.1f} s",
+        "memory gained by server and decoders": f"{memory / 2**20:.0f} MiB",
+    }
+    return tally
+
+
+def _searches(server: Server, count: int, rng: np.random.Generator) -> tuple[list[float], list[int]]:
+    """Seconds and status of ordinary searches, one after the other, for a minute at most."""
+    seconds, statuses = [], []
+    end = time.monotonic() + SECONDS
+    with httpx.Client(timeout=60) as client:
+        while len(seconds) < count and time.monotonic() < end:
+            row = int(rng.integers(server.rows))
+            began = time.perf_counter()
+            try:
+                statuses.append(client.get(f"{server.site}/api/rows/{row}/search").status_code)
+            except httpx.HTTPError:
+                statuses.append(0)
+            seconds.append(time.perf_counter() - began)
+            time.sleep(0.01)
+    return seconds, statuses
+
+
+def _keep_doing(attack, port: int, stop: threading.Event) -> None:  # type: ignore[no-untyped-def]
+    end = time.monotonic() + 2 * SECONDS
+    while not stop.is_set() and time.monotonic() < end:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=15) as connection:
+            attack(connection, stop)
+        stop.wait(0.2)
+
+
+def _head(length: int) -> bytes:
+    return f"POST /api/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+def _slow_body(connection: socket.socket, stop: threading.Event) -> None:
+    connection.sendall(_head(1_000_000) + bytes(500_000))
+    for _ in range(120):
+        if stop.wait(0.5):
+            return
+        connection.sendall(b"x")
+
+
+def _half_open(connection: socket.socket, stop: threading.Event) -> None:
+    connection.sendall(b"GET /api/index HTTP/1.1\r\nHost: loc")
+    stop.wait(20)
+
+
+def _bomb(connection: socket.socket, stop: threading.Event) -> None:
+    _post(connection, BOMB, stop)
+
+
+def _many_scans(connection: socket.socket, stop: threading.Event) -> None:
+    _post(connection, SCANS, stop)
+
+
+def _post(connection: socket.socket, data: bytes, stop: threading.Event) -> None:
+    connection.sendall(_head(len(data)) + data)
+    while not stop.is_set() and not connection.recv(65536).endswith(b"}"):
+        pass
+    stop.wait(1)
+
+
+def _png_bomb(side: int = 7000) -> bytes:
+    """A black PNG of 49 million pixels in 50 kB: just below what is taken."""
+    lines = zlib.compressobj(9)
+    line = bytes(side + 1)
+    packed = b"".join(lines.compress(line) for _ in range(side)) + lines.flush()
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+def _progressive(scans: int = 3000) -> bytes:
+    """A progressive JPEG whose last scan is repeated: few bytes, long to decode."""
+    out = io.BytesIO()
+    Image.new("L", (3000, 3000), 90).save(out, "JPEG", progressive=True)
+    data = out.getvalue()
+    tables = data.rindex(b"\xff\xc4", 0, data.rindex(b"\xff\xda"))
+    return data[:tables] + data[tables:-2] * scans + data[-2:]
+
+
+BOMB, SCANS = _png_bomb(), _progressive()

@@ -1,0 +1,24 @@
+"""Embedding and search with the model on an accelerator: the vectors and answers of the CPU."""
+
+from pathlib import Path
+
+import numpy as np
+
+from forerank.models import Retriever
+from forerank.search import Index, build_index
+from pretend_device import DEVICE
+
+
+def test_vectors_and_answers_equal_the_cpu(tmp_path: Path, model_folder: Path, image_folder: Path) -> None:
+    files = sorted(image_folder.rglob("*.png"))
+    answers = []
+    for device in ("cpu", DEVICE):
+        retriever = Retriever.load(model_folder, device=device, batch_size=5)
+        assert next(retriever.model.parameters()).device.type == device
+        build_index(retriever, image_folder, tmp_path / device)
+        vectors = retriever.embed(files, progress=False)
+        hits = Index.open(tmp_path / device, model=retriever).search_many(files[:4], 5)
+        answers.append((vectors, [[(hit.path, round(hit.similarity, 5)) for hit in found] for found in hits]))
+    (here, found_here), (there, found_there) = answers
+    np.testing.assert_allclose(there, here, atol=1e-6)
+    assert found_there == found_here
