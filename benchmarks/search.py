@@ -214,8 +214,8 @@ def page_under_load(
             "the same with a filter": lambda: (
                 f"/api/rows/{rng.integers(len(vectors))}/search?k=24&where=category%3D{rng.integers(12)}"
             ),
-            "more like two, less like one": lambda: (
-                "/api/search?k=24&like={}&like={}&unlike={}".format(*rng.integers(len(vectors), size=3))
+            "more like two, less like one": lambda: "/api/search?k=24&like={}&like={}&unlike={}".format(
+                *rng.integers(len(vectors), size=3)
             ),
             "thumbnail": lambda: f"/images/{rng.integers(2000)}",
         }

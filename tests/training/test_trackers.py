@@ -9,16 +9,19 @@ from forerank.errors import InputError
 from forerank.training import load_recipe, train
 from forerank.training.trackers import TRACKERS, tracker_names
 
-SHORT = ["steps=6", "every=3", "batch_size=16", "report=false", "nmi=false", "tracking=mlflow,wandb"]
+SHORT = [
+    "backbone=glyphnet", "pooling=gem", "pretrained=false", "mode=full", "embedding_dim=16", "batch_size=16",
+    "images_per_class=4", "steps=6", "every=3", "report=false", "nmi=false", "ks=[1]",
+]  # fmt: skip
 
 
 @pytest.fixture
-def tracked(tmp_path, monkeypatch):
+def tracked(images, tmp_path, monkeypatch):
     """A short run with both trackers, and no address of a server in the environment."""
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     run = tmp_path / "runs" / "short"
-    train(load_recipe("glyphs", SHORT), run)
+    train(load_recipe(images, [*SHORT, "tracking=mlflow,wandb"]), run)
     return run
 
 
@@ -73,10 +76,10 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(tracked, monkeypatch):
     assert client.get_run(number.strip()).info.status == "FINISHED"
 
 
-def test_a_server_that_is_not_there_does_not_end_the_run(tmp_path, monkeypatch, capsys):
+def test_a_server_that_is_not_there_does_not_end_the_run(images, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    train(load_recipe("glyphs", [*SHORT[:-1], "tracking=mlflow"]), tmp_path / "run")
+    train(load_recipe(images, [*SHORT, "tracking=mlflow"]), tmp_path / "run")
     assert capsys.readouterr().err.count("no more numbers for MLflow") == 1
     assert len(losses(tmp_path / "run")) >= 2
 

@@ -25,7 +25,19 @@ def values(instructions, name):
 
 
 def test_every_instruction_is_known_and_every_copied_file_exists(instructions):
-    known = {"FROM", "ARG", "COPY", "RUN", "WORKDIR", "ENV", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
+    known = {
+        "FROM",
+        "ARG",
+        "COPY",
+        "RUN",
+        "WORKDIR",
+        "ENV",
+        "USER",
+        "EXPOSE",
+        "HEALTHCHECK",
+        "ENTRYPOINT",
+        "CMD",
+    }
     assert {name for name, _ in instructions} <= known
     copied = [rest.split()[:-1] for rest in values(instructions, "COPY") if not rest.startswith("--from")]
     assert copied
