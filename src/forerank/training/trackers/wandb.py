@@ -48,7 +48,7 @@ class WandbRun:
         """Write everything down and end the run."""
         if self._run is not None:
             try:
-                self._run.finish(quiet=True)
+                self._run.finish()
             except Exception as error:
                 self._drop(error)
 
