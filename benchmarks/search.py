@@ -178,12 +178,22 @@ def page_under_load(
         pixels = np.random.default_rng(i).integers(0, 256, (60, 80, 3), dtype=np.uint8)
         Image.fromarray(pixels).resize((800, 600)).save(images / f"{i}.jpg", quality=90)
     place = folder / "served"
-    rows = [Row(f"{i % 200}.jpg", f"{i // 8}", f"{i:032x}", 1, 1) for i in range(len(vectors))]
+    rows = [
+        Row(f"{i % 200}.jpg", f"{i // 8}", f"{i:032x}", 1, 1, columns={"category": str(i % 12)})
+        for i in range(len(vectors))
+    ]
     engine = open_engine(place)
     with engine.update(vectors.shape[1], "benchmark", False) as update:
         update.put(rows, vectors)
         update.complete(
-            rows, {"model": {"fingerprint": "benchmark"}, "root": str(images), "labelled": True}, None
+            rows,
+            {
+                "model": {"fingerprint": "benchmark"},
+                "root": str(images),
+                "labelled": True,
+                "columns": ["category"],
+            },
+            None,
         )
     code = (
         "import sys; from forerank.search.index import Index; from forerank.web.serving import serve_index\n"
@@ -200,6 +210,12 @@ def page_under_load(
             "gallery, 60 images": lambda: f"/api/gallery?limit=60&after={rng.integers(len(vectors))}",
             "search with an image of the index": lambda: (
                 f"/api/rows/{rng.integers(len(vectors))}/search?k=24"
+            ),
+            "the same with a filter": lambda: (
+                f"/api/rows/{rng.integers(len(vectors))}/search?k=24&where=category%3D{rng.integers(12)}"
+            ),
+            "more like two, less like one": lambda: "/api/search?k=24&like={}&like={}&unlike={}".format(
+                *rng.integers(len(vectors), size=3)
             ),
             "thumbnail": lambda: f"/images/{rng.integers(2000)}",
         }

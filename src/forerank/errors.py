@@ -18,6 +18,8 @@ EXTRAS = {
     "umap": "map",
     "pymilvus": "milvus",
     "milvus_lite": "milvus",
+    "mlflow": "mlflow",
+    "wandb": "wandb",
     "timm": "timm",
     "torchvision": "timm",
     "transformers": "hf",

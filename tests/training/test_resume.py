@@ -185,7 +185,7 @@ def test_a_disk_that_fills_up_between_checkpoints_ends_the_run_and_hangs_nowhere
 def test_the_board_can_be_read_and_steps_done_again_replace_the_old_ones(tmp_path: Path) -> None:
     from tensorboardX.proto.event_pb2 import Event
 
-    from forerank.training.board import Board
+    from forerank.training.trackers.tensorboard import Board
 
     for purge in (None, 2):
         board = Board(tmp_path, purge)
@@ -210,7 +210,7 @@ def test_the_board_can_be_read_and_steps_done_again_replace_the_old_ones(tmp_pat
 def test_a_board_without_room_is_given_up_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from forerank.training.board import Board
+    from forerank.training.trackers.tensorboard import Board
 
     board = Board(tmp_path, None)
     board._file = Path("/dev/full").open("wb")  # noqa: SIM115

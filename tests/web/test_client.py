@@ -1,5 +1,10 @@
 """The Python client against a real server: it says what the index itself says."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import httpx
 import pytest
 
@@ -28,6 +33,18 @@ def test_a_search_by_path_bytes_or_row_is_the_search_of_the_index(site, index, p
     assert [hit.label for hit in only] == ["red circle"] * 5
     assert client.about()["images"] == 80
     assert client.healthy()
+
+
+def test_the_lines_of_the_guide_run(site, picture, tmp_path):
+    guide = Path(__file__).parents[2] / "docs" / "serving.md"
+    (lines,) = re.findall(r"^```py\n(.*?)^```", guide.read_text(), re.MULTILINE | re.DOTALL)
+    assert len([line for line in lines.splitlines() if line]) <= 5
+    (tmp_path / "query.jpg").write_bytes(picture())
+    code = lines.replace("http://localhost:8000", site)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 5
+    assert "red star" in done.stdout
 
 
 def test_what_the_server_refuses_is_an_error_with_its_sentence(site, tmp_path):

@@ -108,7 +108,7 @@ def train(
         end = steps if recipe.schedule.stop is None else min(steps, recipe.schedule.stop)
         validate_every = recipe.evaluation.every or a.plan.steps_per_epoch
         save_every = recipe.save_every or validate_every
-        record = opened.enter_context(closing(Record(run, processes, state.step, state.validated)))
+        record = opened.enter_context(closing(Record(run, recipe, processes, state.step, state.validated)))
         begun, stream = state.step, Stream(lambda step: a.open_batches(step, steps), state.step)
         if processes.first:
             say(a.describe(steps, state.step))

@@ -17,6 +17,7 @@ from forerank.models.backbones import is_name, split_names, with_absolute_file
 from forerank.models.storage import saved_folder, saved_spec
 from forerank.training.optimise import peak_rate
 from forerank.training.recipe import OWN_LOSS, Recipe
+from forerank.training.trackers import tracker_modules
 
 # Classes in a batch that nobody chose.
 USUAL_CLASSES = 64
@@ -39,6 +40,7 @@ def open_parts(recipe: Recipe) -> dict[str, Table]:
             raise InputError(f"data.options cannot hold {key!r}: give data.{key}")
     table = open_table(d.source, root=d.root, **d.options)
     check_choice(recipe.evaluation.choose_by)
+    tracker_modules(recipe.tracking)  # refuses what cannot track before anything is computed
     if recipe.seed < 0:
         raise InputError(f"seed must be 0 or more, not {recipe.seed}")
     for name, share in (("data.validation", d.validation), ("data.test", d.test)):

@@ -51,6 +51,9 @@ class Recipe:
         "auto", "of the model; the loss is always in fp32"
     )
     save_every: int | None = setting(None, "steps between checkpoints; null: at each validation")
+    tracking: str = setting(
+        "tensorboard", "where numbers go: tensorboard, mlflow, wandb, several with commas, or none"
+    )
     data: DataSection = field(default_factory=DataSection)
     model: ModelSection = field(default_factory=ModelSection)
     method: MethodSection = field(default_factory=MethodSection)
@@ -65,7 +68,7 @@ class Recipe:
 OWN_LOSS = "method"
 
 # Values that change where and how fast a run is computed, but not which run it is.
-INCIDENTAL = frozenset({"device", "data.workers", "batch.hold_mb"})
+INCIDENTAL = frozenset({"device", "tracking", "data.workers", "batch.hold_mb"})
 
 
 def flatten(recipe: Recipe) -> dict[str, Any]:

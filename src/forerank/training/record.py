@@ -15,11 +15,11 @@ from typing import Any
 from forerank import __version__
 from forerank.errors import ForerankError, InputError
 from forerank.files import DamagedFileError, json_with_checksum, read_json_with_checksum, write_atomically
-from forerank.training.board import Board
 from forerank.training.checkpoint import BEST, LAST, cannot_write
 from forerank.training.prepare import with_absolute_paths
 from forerank.training.processes import Processes
-from forerank.training.recipe import Recipe, differences, load_recipe, recipe_text
+from forerank.training.recipe import Recipe, differences, flatten, load_recipe, recipe_text
+from forerank.training.trackers import Begin, Tracker, begin_tracking
 
 RECIPE, METRICS, RESULTS = "recipe.yaml", "metrics.jsonl", "results.json"
 RECIPE_CHECKSUM = "# checksum of the lines above: "
@@ -160,9 +160,9 @@ def read_history(run: Path) -> list[dict[str, Any]]:
 
 
 class Record:
-    """Rows of numbers into metrics.jsonl and TensorBoard, by the first process only."""
+    """Rows of numbers into metrics.jsonl and the recipe's trackers, by the first process only."""
 
-    def __init__(self, run: Path, processes: Processes, step: int, validated: int) -> None:
+    def __init__(self, run: Path, recipe: Recipe, processes: Processes, step: int, validated: int) -> None:
         """Continue the record at `step`: rows of steps that will be done again are dropped."""
 
         def stays(row: Mapping[str, Any]) -> bool:
@@ -171,32 +171,35 @@ class Record:
             return bool(row["step"] < step or (row["step"] == step and ("loss" in row or validated == step)))
 
         self.history = [row for row in read_history(run) if stays(row)]
-        self._file, self._board = None, None
+        self._file, self._trackers = None, list[Tracker]()
         self._run = run
         if not processes.first:
             return
         with explain_write_errors(run / METRICS):
             write_atomically(run / METRICS, "".join(_line(row) for row in self.history))
             self._file = (run / METRICS).open("a", encoding="utf-8")
-        self._board = Board(run / "tensorboard", purge_step=step + 1 if step else None)
+        self._trackers = begin_tracking(recipe.tracking, Begin(run, recipe.name, flatten(recipe), step))
 
     def add(self, step: int, **values: Any) -> None:
-        """One row at a step; nested values are named group/name in TensorBoard."""
+        """One row at a step; nested values are named group/name in the trackers."""
         row = {"step": step, **values}
         self.history.append(row)
-        if self._file is None or self._board is None:
+        if self._file is None:
             return
         with explain_write_errors(self._run / METRICS):
             self._file.write(_line(row))
             self._file.flush()
-        self._board.add(_scalars(values), step)
+        scalars = list(_scalars(values))
+        for tracker in self._trackers:
+            tracker.add(scalars, step)
 
     def close(self) -> None:
         """Close the files; every row was flushed as it came."""
-        if self._file is not None and self._board is not None:
+        if self._file is not None:
             with suppress(OSError):  # the full disk was reported already; the file is closed all the same
                 self._file.close()
-            self._board.close()
+            for tracker in self._trackers:
+                tracker.close()
 
 
 def _line(row: Mapping[str, Any]) -> str:

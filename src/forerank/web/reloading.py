@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from forerank.errors import ForerankError
 from forerank.report import derivative
 from forerank.search.index import Index
 from forerank.web.app import create_app
@@ -95,7 +94,7 @@ class Reloading:
             await asyncio.sleep(self._look_seconds)
             try:
                 await self.refresh()
-            except (ForerankError, OSError) as error:
+            except Exception as error:  # whatever it is, the old state goes on answering
                 LOG.warning(f"the newer state of the index is not taken up, the old one stays: {error}")
 
     async def _live(self, receive: Any, send: Any) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forerank.console import say
+from forerank.training.trackers import Begin
 
 
 class Board:
@@ -75,3 +76,8 @@ class Board:
     def _drop(self, error: OSError) -> None:
         self.close()
         say(f"no more TensorBoard events in {self.folder} ({error.strerror or error}): the run goes on")
+
+
+def begin(begin: Begin) -> Board:
+    """Begin an event file in the run folder."""
+    return Board(begin.run / "tensorboard", purge_step=begin.step + 1 if begin.step else None)
