@@ -14,8 +14,8 @@ HEAD = """# Reliability
 Forerank promises that nothing that was saved is lost, and that files and requests from strangers do no harm.
 Campaigns try to break that promise: many seeded tries of one kind of trouble, counted. This page is made of
 their result files by `python benchmarks/campaigns.py page`. A short part of each campaign runs with the tests
-(`python -m pytest -m campaign`). The file SECURITY.md of the repository says what follows for files and requests
-that you did not make yourself.
+(`python -m pytest -m campaign`). The file SECURITY.md of the repository says what follows for files and
+requests that you did not make yourself.
 """
 
 
