@@ -49,7 +49,7 @@ def _section(result: dict[str, Any]) -> list[str]:
     lines = [
         f"\n## {result['campaign']}\n",
         f"One try: {campaign.tried}. It is lost by: {campaign.lost_if}.\n",
-        f"```bash\n{result['command']}\n```\n",
+        f"Command: `{result['command']}`\n",
     ]
     lines += [f"- {key}: {value}" for key, value in result["figures"].items()]
     lines += [f"- lost: {sentence}" for sentence in result["sentences"]]
