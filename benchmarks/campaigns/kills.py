@@ -23,12 +23,12 @@ from campaigns.pictures import QUICK, draw_stripes
 from campaigns.tally import Tally
 
 KILLS_PER_ROUND = 5
-LONGEST = 1080.0  # seconds, shared by the kinds of work; what is not done by then is not counted
+LONGEST = 600.0  # seconds, shared by the kinds of work; what is not done by then is not counted
 # Imported before the forks, so that kills meet the work and not the imports. Not Milvus: it starts threads.
 IMPORTED = (
     "sympy", "numba", "forerank.training.loop", "forerank.training.methods.divide_and_conquer",
     "forerank.ranking.hard_compiled", "forerank.search.build", "forerank.search.folder", "forerank.models",
-    "forerank.data.open", "forerank.data.folder",
+    "forerank.data.open", "forerank.data.folder", "forerank.search.add", "forerank.search.corrections",
 )  # fmt: skip
 
 
@@ -129,6 +129,8 @@ def works(images: Path) -> dict[str, Work]:
         "method.renew_epochs=1",
     ]
     return {
+        "audit corrections": Work(_correct(images), _corrected(images), _corrections(images), 2),
+        "adding images": Work(_add, _added, _index_outcome, 2),
         "index folder": Work(_index(images, "index"), _readable_index, _index_outcome, 4),
         "index vectors, folder": Work(_fill("index"), _acknowledged("index"), _filled("index"), 4),
         "index vectors, Milvus file": Work(_fill("m.db"), _acknowledged("m.db"), _filled("m.db"), 2),
@@ -217,6 +219,83 @@ def _index_outcome(place: Path) -> dict[str, Any]:
         found |= {f"{row.path} says": f"{row.label} {row.content}" for row in rows}
     engine.close()
     return found
+
+
+# -- decisions about labels, and images added to an index: each is acknowledged when the call has returned ---
+
+DECISIONS, ADDED = 60, 6
+
+
+def _correct(images: Path) -> Callable[[Path], None]:
+    def do(place: Path) -> None:
+        from forerank.data import open_table
+        from forerank.search.corrections import Corrections
+
+        corrections = Corrections(place / "corrections.jsonl", open_table(images), "model")
+        done = {decision.row for decision in corrections.decisions().values()}
+        acknowledged = os.open(place / "acknowledged", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for row in range(DECISIONS):
+            if row not in done:
+                corrections.decide(row, "change", f"label {row}")
+                os.write(acknowledged, f"{row}\n".encode())
+        corrections.close()
+
+    return do
+
+
+def _corrections(images: Path) -> Callable[[Path], dict[str, Any]]:
+    def outcome(place: Path) -> dict[str, Any]:
+        from forerank.data import open_table
+        from forerank.search.corrections import Corrections
+
+        corrections = Corrections(place / "corrections.jsonl", open_table(images), "model")
+        found = {str(d.row): str(d.label) for d in corrections.decisions().values()}
+        corrections.close()
+        return found
+
+    return outcome
+
+
+def _corrected(images: Path) -> Callable[[Path], None]:
+    def check(place: Path) -> None:
+        told = (place / "acknowledged").read_text().split() if (place / "acknowledged").exists() else []
+        missing = set(told) - _corrections(images)(place).keys()
+        if missing:
+            raise RuntimeError(f"{len(missing)} acknowledged decisions are missing")
+
+    return check
+
+
+def _add(place: Path) -> None:
+    """Begin an index of two images and add others one by one, as the server does."""
+    from forerank.search.add import NewImage, add_images
+    from forerank.search.engine import open_engine
+    from forerank.search.index import Index
+
+    rows, vectors = _rows_and_vectors()
+    if open_engine(place / "index").meta() is None:
+        engine = open_engine(place / "index")
+        with engine.update(DIM, "model") as update:
+            update.put(rows[:2], vectors[:2])
+            update.complete(
+                rows[:2], {"model": {"fingerprint": "model"}, "root": str(place / "images")}, None
+            )
+        engine.close()
+    acknowledged = os.open(place / "acknowledged", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for i in range(2, 2 + ADDED):
+        index = Index(open_engine(place / "index"))
+        if rows[i].path not in {row.path for row in index.engine.all_rows()}:
+            add_images(index, [NewImage(rows[i].path, bytes([i]), rows[i].label, {}, vectors[i])])
+            os.write(acknowledged, f"{rows[i].path}\n".encode())
+        index.close()
+
+
+def _added(place: Path) -> None:
+    told = (place / "acknowledged").read_text().split() if (place / "acknowledged").exists() else []
+    if told:
+        missing = set(told) - _index_outcome(place).keys()
+        if missing:
+            raise RuntimeError(f"{len(missing)} acknowledged images are missing")
 
 
 # -- vectors put into an engine directly: each part is acknowledged in a file when `put` has returned --------

@@ -14,8 +14,8 @@ HEAD = """# Reliability
 Forerank promises that nothing that was saved is lost, and that files and requests from strangers do no harm.
 Campaigns try to break that promise: many seeded tries of one kind of trouble, counted. This page is made of
 their result files by `python benchmarks/campaigns.py page`. A short part of each campaign runs with the tests
-(`python -m pytest -m campaign`). The file SECURITY.md of the repository says what follows for files and requests
-that you did not make yourself.
+(`python -m pytest -m campaign`). The file SECURITY.md of the repository says what follows for files and
+requests that you did not make yourself.
 """
 
 
@@ -49,7 +49,7 @@ def _section(result: dict[str, Any]) -> list[str]:
     lines = [
         f"\n## {result['campaign']}\n",
         f"One try: {campaign.tried}. It is lost by: {campaign.lost_if}.\n",
-        f"```bash\n{result['command']}\n```\n",
+        f"Command: `{result['command']}`\n",
     ]
     lines += [f"- {key}: {value}" for key, value in result["figures"].items()]
     lines += [f"- lost: {sentence}" for sentence in result["sentences"]]

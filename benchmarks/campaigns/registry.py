@@ -14,7 +14,7 @@ CAMPAIGNS = {
         "recipes, formulas and index folders",
         lost_if="an exception that is not ours, 20 s, or 2 GiB",
         tries=50_000,
-        short=1_000,
+        short=500,
     ),
     "requests": Campaign(
         tried="a malformed or odd request to the running server, by raw sockets or by schemathesis",
@@ -34,19 +34,19 @@ CAMPAIGNS = {
         lost_if="a saved file that cannot be read, an acknowledged vector that is missing, or an end that "
         "differs from the uninterrupted one in any bit",
         tries=200,
-        short=7,
+        short=8,
     ),
     "disks": Campaign(
         tried="the disk is full, read-only or gone while a run, an index or a table is written",
         lost_if="a traceback, no sentence, a hang, or an old state that cannot be read any more",
-        tries=200,
-        short=8,
+        tries=60,
+        short=4,
     ),
     "damage": Campaign(
         tried="bytes are flipped, zeroed or cut off in a file that the project reads",
         lost_if="an exception that is not ours, a sentence that names no file, a crash, or another answer "
         "without a word (other than in files that people write)",
-        tries=5_000,
+        tries=2_040,
         short=170,
     ),
     "processes": Campaign(
@@ -58,7 +58,7 @@ CAMPAIGNS = {
     "equality": Campaign(
         tried="a loss with its gradient, or all ranking metrics, on random vectors beside brute force",
         lost_if="a difference beyond rounding, or an exception",
-        tries=10_000,
-        short=300,
+        tries=5_000,
+        short=150,
     ),
 }

@@ -22,8 +22,9 @@ from campaigns.tally import Tally
 LONGEST = 780.0  # seconds; what is not done by then is not counted
 GROWTH = 100 * 2**20  # bytes that the server and its decoders may gain after the first tenth of the tries
 ROUTES = (
-    "/", "/docs", "/api/index", "/api/gallery", "/api/labels", "/api/search", "/api/rows/{}",
+    "/", "/docs", "/api/index", "/api/gallery", "/api/labels", "/api/search", "/api/rows/{}", "/api/rows",
     "/api/rows/{}/search", "/api/rows/{}/penalties", "/images/{}", "/static/{}", "/{}", "/openapi.json",
+    "/api/images", "/api/values", "/api/threshold", "/health", "/metrics",
 )  # fmt: skip
 NAMES = ("k", "after", "limit", "label", "text", "size", "loss", "shown", "x")
 VALUES = (

@@ -202,8 +202,9 @@ def _run_parts(
     from forerank.training import embed_run
     from forerank.training.prepare import open_parts
     from forerank.training.recipe import load_recipe
+    from forerank.training.record import recipe_source
 
-    recipe = load_recipe(run / "recipe.yaml", ["device=auto", "train_size=null"])
+    recipe = load_recipe(recipe_source(run), ["device=auto", "train_size=null"])
     opened = open_parts(recipe)
     chosen = [part for part in parts if len(opened[part])]
     vectors = []
@@ -219,6 +220,6 @@ def _run_parts(
     weights = "".join(hash_file(file)[0] for file in sorted((run / "best").glob("*.safetensors")))
     truth = None
     if recipe.data.noisy_labels:
-        clean = open_parts(load_recipe(run / "recipe.yaml", ["data.noisy_labels=0"]))
+        clean = open_parts(load_recipe(recipe_source(run), ["data.noisy_labels=0"]))
         truth = concatenate([clean[part] for part in chosen]).label
     return concatenate([opened[part] for part in chosen]), np.concatenate(vectors), weights, truth

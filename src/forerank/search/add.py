@@ -87,7 +87,10 @@ def add_images(index: Index, images: Sequence[NewImage]) -> None:
             model, before = engine.model_folder(), list(engine.all_rows())
             merged = [rows.pop(row.path, row) for row in before]
             merged += rows.values()
-            new = [c for c in vectors if c not in update.stored([c])]
+            stored = update.stored([*vectors, *(row.content for row in before)])
+            if any(row.content not in stored and row.content not in vectors for row in before):
+                raise InputError(f"{engine.address} is damaged: see forerank verify {engine.address}.")
+            new = [c for c in vectors if c not in stored]
             by_content = {row.content: row for row in merged}
             if new:
                 update.put([by_content[c] for c in new], np.stack([vectors[c] for c in new]))
