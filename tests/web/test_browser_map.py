@@ -121,12 +121,14 @@ def test_the_query_is_found_on_the_map(open_page, map_site, picture, photograph)
 
 def test_keys_are_enough_for_the_map(open_page, map_site):
     page = open_page(f"{map_site}/?view=map")
-    before = painted(page)
+    painted(page)
+    before = page.evaluate("document.getElementById('map-canvas').toDataURL()")
     page.locator("#map-canvas").focus()
     page.keyboard.press("+")
     page.keyboard.press("ArrowRight")
-    page.wait_for_timeout(200)
-    assert painted(page) != before
+    page.wait_for_function(
+        "before => document.getElementById('map-canvas').toDataURL() !== before", arg=before
+    )
     page.keyboard.press("0")
     page.keyboard.press("Enter")
     page.wait_for_selector(".tile")
