@@ -83,7 +83,7 @@ def call(address, method, path, body=None, **headers):
 def test_what_is_worth_a_look(curation):
     wrong = {str(curation.table.path[suspect.row]): suspect.suggestion for suspect in curation.suspects}
     assert wrong["red star/wrong.jpg"].startswith("blue")
-    assert wrong["green square/wrong.jpg"].endswith("star")  # it shows a yellow one; the model sees shapes first
+    assert wrong["green square/wrong.jpg"].endswith("star")  # it shows a yellow one
     assert curation.copies[0].leaks
     assert curation.copies[0].identical
     assert sorted(curation.table.path[list(curation.copies[0].rows)]) == [
