@@ -102,7 +102,7 @@ def _leave_out(found: RowNeighbours, without: Collection[int], k: int) -> RowNei
 def _expanded(engine: Engine, query: Vectors, ids: np.ndarray, chosen: Expansion) -> np.ndarray:
     own, near = query.astype(np.float64), engine.vectors(ids.tolist()).astype(np.float64)
     (mean,) = weighted_means(own[None], near[None], (near @ own)[None], chosen.alpha)
-    return mean
+    return np.asarray(mean)
 
 
 def _distances(engine: Engine, query: Vectors, ids: np.ndarray, chosen: Reciprocal) -> np.ndarray:
