@@ -10,7 +10,7 @@ from PIL import Image
 
 from forerank.cli import run
 from forerank.data import Table
-from forerank.metrics import evaluate
+from forerank.metrics import choose_reranking, evaluate
 from forerank.models import save_model
 from forerank.training import embed_run, load_recipe
 from forerank.training.assemble import build_model
@@ -90,3 +90,33 @@ def test_a_part_that_is_not_there(recipe: Recipe, tmp_path: Path, capsys: pytest
     (tmp_path / "recipe.yaml").write_text(recipe_text(override(recipe, ["validation=0"])), encoding="utf-8")
     assert run(["evaluate", str(tmp_path), "--split", "validation"]) == 2
     assert "has no validation part" in capsys.readouterr().err
+
+
+def test_a_re_ranking_is_chosen_on_the_validation_classes(
+    folder: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["evaluate", str(folder), "--rerank", "auto", "--no-nmi", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    embedded, _ = embed_run(folder, "validation")
+    expected = choose_reranking(
+        embedded.vectors, embedded.table.label_ids, metric=recipe.evaluation.choose_by
+    )
+    assert found["rerank_choice"] == json.loads(json.dumps(expected.to_dict()))
+    assert found["settings"].get("rerank", "none") == expected.chosen
+
+    assert run(["evaluate", str(folder), "--rerank", "auto", "--no-nmi"]) == 0
+    assert f"chosen: {expected.chosen}" in capsys.readouterr().out
+    assert run(["evaluate", str(folder), "--rerank", "auto", "--split", "validation"]) == 2
+    assert "evaluate another split" in capsys.readouterr().err
+
+
+def test_a_run_is_evaluated_with_the_re_ranking_that_was_asked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["evaluate", str(folder), "--rerank", "averaging:neighbours=2", "--no-nmi", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    embedded, _ = embed_run(folder)
+    options = {"ks": (1, 10), "nmi": False, "rerank": "averaging:neighbours=2"}
+    expected = evaluate(embedded.vectors, embedded.table.label_ids, **options).to_dict()
+    assert found["metrics"] == expected["metrics"]
+    assert found["settings"]["rerank"] == "averaging:neighbours=2,alpha=3.0"

@@ -172,3 +172,33 @@ def test_a_damaged_matrix_is_refused_whatever_numpy_raises(tmp_path):
                 read_embeddings(file)
             except InputError as error:
                 assert "e.npy" in str(error)  # noqa: PT017
+
+
+def test_re_ranking_with_query_and_gallery_roles_and_sequences(files, capsys):
+    folder, vectors, labels, flags = files
+    base = [
+        "evaluate",
+        "--embeddings",
+        str(folder / "e.npy"),
+        "--labels",
+        str(folder / "split.csv"),
+        "--json",
+    ]
+    options = ["--rerank", "reciprocal:k1=6,k2=2", "--ignore-sequence", "--no-nmi", "--ks", "1"]
+    assert run([*base, *options]) == 0
+    expected = evaluate(
+        vectors, labels, queries=flags, gallery=~flags, ignore=np.arange(150) % 4, nmi=False, ks=(1,),
+        rerank="reciprocal:k1=6,k2=2",
+    )  # fmt: skip
+    assert figures(capsys) == dict(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("auto", "needs a run with validation classes"), ("averging", "did you mean 'averaging'")],
+)
+def test_a_re_ranking_that_cannot_be_is_refused(files, capsys, kind, message):
+    folder = files[0]
+    base = ["evaluate", "--embeddings", str(folder / "e.npy"), "--labels", str(folder / "l.csv")]
+    assert run([*base, "--rerank", kind]) == 2
+    assert message in capsys.readouterr().err

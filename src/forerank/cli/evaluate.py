@@ -132,9 +132,7 @@ def evaluate(
     if labels is None:
         raise InputError("--embeddings needs --labels: a .csv with a column 'label', one row per embedding.")
     if rerank == AUTO:
-        raise InputError(
-            "--rerank auto needs the validation classes of a run: give a kind, such as expansion."
-        )
+        raise InputError("--rerank auto needs a run with validation classes: give a kind, such as expansion.")
     if split is not None:
         raise InputError("--split goes with a run folder; with --embeddings every row is evaluated.")
     if repeats and plots is not None:

@@ -20,6 +20,7 @@ def index(
     strict: bool = False,
     precision: str = "fp32",
     measured: bool = False,
+    rerank: str | None = None,
     json: bool = False,
 ) -> None:
     """Embed images and keep the vectors where they can be searched.
@@ -55,6 +56,9 @@ def index(
         fp32, or bf16: faster where the processor has it, and some neighbours change. See forerank doctor.
     measured
         Take the measured model of a run, although there is one that was trained on all classes (--refit).
+    rerank
+        Refine searches by neighbours: expansion, averaging or reciprocal, with settings after a colon, or
+        none; by default as the index has it. forerank evaluate RUN --rerank auto says what helps.
     json
         Print what was done as JSON.
     """
@@ -78,6 +82,7 @@ def index(
         rehash=rehash,
         on_bad="refuse" if strict else "skip",
         precision=precision,
+        rerank=rerank,
     )
     if json:
         print_json(asdict(report))

@@ -23,6 +23,7 @@ def search(
 ) -> None:
     """The indexed images nearest to a picture; for a folder of pictures, a CSV.
 
+    In an index that was built with --rerank the order is refined; the similarities stay those of the images.
     In a calibrated index (forerank calibrate) a query whose nearest image is not near enough gets "no match".
 
     Examples:

@@ -13,6 +13,7 @@ from forerank.console import is_text, progress, progress_bar, say
 from forerank.data import Table
 from forerank.data.threads import map_in_threads
 from forerank.errors import InputError
+from forerank.ranking.reranking import Averaging, read_reranking
 from forerank.search.add import with_added_images
 from forerank.search.engine import Update, open_engine
 from forerank.search.images import Images, list_images
@@ -71,6 +72,7 @@ def build_index(
     rehash: bool = False,
     on_bad: str = "skip",
     precision: str = "fp32",
+    rerank: str | None = None,
     part: int = PART,
 ) -> BuildReport:
     """Make the index at `address` hold exactly these images.
@@ -88,6 +90,8 @@ def build_index(
         rehash: read every file again instead of trusting size and time of the unchanged ones.
         on_bad: "skip" leaves unreadable images out and reports them; "refuse" stops at the first.
         precision: "fp32", or "bf16" where the processor has it; an index keeps the one it was built with.
+        rerank: how searches are refined, as `forerank.metrics.evaluate` takes it; "none": not at all; None:
+            as the index has it.
         part: images between two points from which an interrupted run goes on.
 
     Example:
@@ -110,6 +114,9 @@ def build_index(
         raise InputError(
             f"the engine of {address} chooses its own kind of index: leave out --approximate and --exact."
         )
+    refined = read_reranking(rerank)
+    if isinstance(refined, Averaging) and not engine.abilities.averages:
+        raise InputError(f"the engine of {address} cannot average: give --rerank expansion or reciprocal.")
     retriever = model if isinstance(model, Retriever) else Retriever.load(model, precision=precision)
     source = _source(model)
     wanted = list_images(images, split)
@@ -160,6 +167,9 @@ def build_index(
         }
         if not same_model:
             meta.pop("threshold", None)  # similarities of another model mean something else
+            meta.pop("rerank", None)  # so does what helped its rankings
+        if rerank is not None:
+            meta["rerank"] = None if refined is None else str(refined)
         if not gone and _up_to_date(old, known, rows, meta, approximate):
             report.count, report.kept, report.changed = len(rows), len(rows), False
             engine.tidy()
@@ -272,6 +282,8 @@ def _up_to_date(
     if old is None or not old.get("complete", True) or not len(known) == len(rows) == old["count"]:
         return False
     if old["model"]["fingerprint"] != meta["model"]["fingerprint"] or old.get("root") != meta["root"]:
+        return False
+    if old.get("rerank") != meta.get("rerank"):
         return False
     if approximate is not None and bool(old.get("approximate")) != approximate:
         return False

@@ -1,7 +1,7 @@
 """Fewer but different results: one per class, near-duplicates folded; and what the nearest labels say."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -81,11 +81,10 @@ def search_distinct(
         fold: hide an image behind a nearer one if the two are at least this similar.
     """
     thin = one_per_class or fold is not None
-    depth = max(k, VOTERS) + len(without)
+    depth = max(k, VOTERS)
     while True:
-        nearest = index.search_vectors(query[None], depth, where)[0]
-        others = [hit for hit in nearest if hit.id not in without]
-        hits = tuple(replace(hit, rank=rank) for rank, hit in enumerate(others, start=1))
+        nearest = index.search_vectors(query[None], depth, where, without=without)[0]
+        hits = nearest.hits
         results = _thin_out(index, hits, one_per_class, fold) if thin else [Result(hit) for hit in hits]
         if len(results) >= k or len(nearest) < depth or depth >= DEEPEST:
             return Answer(Matches(hits, nearest.threshold), tuple(results[:k]), vote(hits))

@@ -64,6 +64,7 @@ class Abilities:
     dense_ids: bool  # ids are 0, 1, 2, ... without gaps
     filters_on_server: bool  # rows that a filter rejects never reach this process
     excludes_writers: bool  # a second update is refused while one runs
+    averages: bool = False  # searches averages of neighbours, if the meta data ask for them (`rerank`)
 
 
 class Update(Protocol):

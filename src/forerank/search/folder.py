@@ -17,10 +17,12 @@ import numpy as np
 from forerank import files
 from forerank.console import say
 from forerank.errors import InputError, MissingExtraError
+from forerank.ranking.reranking import Averaging, read_reranking
 from forerank.search import generation, hnsw
 from forerank.search.engine import EVERYTHING, Abilities, Filter, Meta, RowNeighbours, Vectors
 from forerank.search.exact import top_k, top_k_among
 from forerank.search.journal import Journal
+from forerank.search.reranked import write_averages
 from forerank.search.rows import Row
 
 JOURNAL = "embedded.log"
@@ -34,7 +36,12 @@ class FolderEngine:
     """
 
     abilities = Abilities(
-        approximate=True, keeps_model=True, dense_ids=True, filters_on_server=False, excludes_writers=True
+        approximate=True,
+        keeps_model=True,
+        dense_ids=True,
+        filters_on_server=False,
+        excludes_writers=True,
+        averages=True,
     )
     forms = "a folder"
 
@@ -92,12 +99,12 @@ class FolderEngine:
             ids = self._execute(f"SELECT id FROM rows WHERE {condition} ORDER BY id", values)
             accepted = np.fromiter((number for (number,) in ids), np.int64, len(ids))
             # Exactly, also where there is a graph: a graph walks over rows that the filter rejects.
-            positions, similarities = top_k_among(queries, opened.vectors, accepted, k)
+            positions, similarities = top_k_among(queries, opened.searched, accepted, k)
             return RowNeighbours(positions, similarities)
         k = min(k, len(opened.vectors))
         if opened.graph is not None and k:
             return RowNeighbours(*hnsw.search(opened.graph, queries, k, opened.meta["approximate"]["width"]))
-        return RowNeighbours(*top_k(queries, opened.vectors, k))
+        return RowNeighbours(*top_k(queries, opened.searched, k))
 
     def rows(self, ids: Sequence[int]) -> list[Row]:
         rows: dict[int, Row] = {}
@@ -234,6 +241,13 @@ class _Opened:
         expected = (self.meta["count"], self.meta["dim"])
         if self.vectors.shape != expected or self.vectors.dtype != np.float32:
             raise InputError(f"{folder / 'vectors.npy'} does not hold {expected} float32: {generation.AGAIN}")
+        self.searched = self.vectors  # what searches compare with: the vectors, or their averages
+        if "averages.npy" in self.meta["files"]:
+            self.searched = np.asarray(np.load(folder / "averages.npy", mmap_mode="r", allow_pickle=False))
+            if self.searched.shape != expected or self.searched.dtype != np.float32:
+                raise InputError(
+                    f"{folder / 'averages.npy'} does not hold {expected} float32: {generation.AGAIN}"
+                )
         self.database: sqlite3.Connection = generation.open_rows(folder / "rows.sqlite")
         self.graph: Any = hnsw.read(folder / "hnsw.faiss") if self.meta.get("approximate") else None
 
@@ -295,6 +309,9 @@ class _FolderUpdate:
         generation.write_rows(building / "rows.sqlite", rows)
         vectors = self._write_vectors(building / "vectors.npy", rows)
         meta = {**meta, "format": generation.FORMAT, "dim": self._dim, "count": len(rows)}
+        averaging = read_reranking(meta.get("rerank"))
+        if isinstance(averaging, Averaging) and len(rows):
+            vectors = write_averages(building / "averages.npy", vectors, averaging)
         meta["approximate"] = self._build_approximate(building / "hnsw.faiss", vectors)
         if save_model is not None:
             save_model(building / "model")

@@ -1,7 +1,7 @@
 """An index in use: an image or a vector in, ranked matches out."""
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from forerank.console import say
 from forerank.errors import InputError, unknown
+from forerank.ranking.reranking import read_reranking
 from forerank.search.engine import (
     EVERYTHING,
     Engine,
@@ -22,6 +23,7 @@ from forerank.search.engine import (
     unit_vectors,
 )
 from forerank.search.model import refuse_other_model, split_identity
+from forerank.search.reranked import find_reranked
 from forerank.search.rows import Row
 
 if TYPE_CHECKING:
@@ -94,8 +96,8 @@ class Index:
         meta: what the index says about itself.
         root: folder that the rows' paths start from.
 
-    `find` is how neighbours are found, by default the engine's own search; the page gives one that answers
-    several visitors at once.
+    Searches are refined as the index was told to when it was built (`rerank`). `find` is how neighbours are
+    found, by default the engine's own search; the page gives one that answers several visitors at once.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Index:
         self._given_root = root
         self._retriever: Retriever | ConvertedRetriever | None = retriever
         self._find = find or engine.search
+        self._rerank = read_reranking(meta.get("rerank"))
 
     @classmethod
     def open(
@@ -242,17 +245,21 @@ class Index:
         return self.search_vectors(self.embed(queries), k, where) if len(queries) else []
 
     def search_vectors(
-        self, vectors: npt.ArrayLike, k: int = 10, where: Filter = EVERYTHING
+        self,
+        vectors: npt.ArrayLike,
+        k: int = 10,
+        where: Filter = EVERYTHING,
+        *,
+        without: Collection[int] = (),
     ) -> list[Matches]:
-        """The k nearest images of each vector of (Q, D)."""
-        return self._matches(self._find(unit_vectors(vectors, self.dim), _positive(k), where))
+        """The k nearest images of each vector of (Q, D); `without`: ids of images that do not count."""
+        queries = unit_vectors(vectors, self.dim)
+        found = find_reranked(self.engine, self._find, queries, _positive(k), where, self._rerank, without)
+        return self._matches(found)
 
     def search_row(self, row: int, k: int = 10, where: Filter = EVERYTHING) -> Matches:
         """The k nearest images of an indexed one, without itself. An unknown id raises KeyError."""
-        nearest = self._find(self.engine.vectors([row]), _positive(k) + 1, where)
-        others = nearest.ids[0] != row
-        kept = RowNeighbours(nearest.ids[:, others][:, :k], nearest.similarities[:, others][:, :k])
-        return self._matches(kept)[0]
+        return self.search_vectors(self.engine.vectors([row]), k, where, without=[row])[0]
 
     def _matches(self, nearest: RowNeighbours) -> list[Matches]:
         ids = dict.fromkeys(nearest.ids[nearest.ids >= 0].ravel().tolist())
