@@ -21,12 +21,17 @@ from forerank.training.prepare import with_absolute_paths
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe, differences, load_recipe, recipe_text
 
-RECIPE, METRICS, RESULTS = "recipe.yaml", "metrics.jsonl", "results.json"
+RECIPE, METRICS, RESULTS, BUDGET = "recipe.yaml", "metrics.jsonl", "results.json", "budget.json"
 
 
 def is_run(path: Path) -> bool:
     """Whether a folder was written by a run."""
     return (path / RECIPE).is_file()
+
+
+def has_budget(run: Path) -> bool:
+    """Whether a run folder belongs to a search within a time."""
+    return (run / BUDGET).is_file()
 
 
 def resume_line(run: Path) -> str:
