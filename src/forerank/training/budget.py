@@ -267,17 +267,19 @@ class _Search:
         if {"data.colour", "data.erase"} & self.fixed:
             views = {"as given": []}
         seconds = self._seconds_per_step(full)
-        # Half of what is left is for the refit, and a part of the other half for validation.
-        steps = int(0.8 * (self.clock.left(TRAINING_SHARE) - before) / 2 / seconds)
+
+        def fitting() -> int:
+            """Half of what is left is for the refit, and a part of the other half for validation."""
+            left = self.clock.left(TRAINING_SHARE) - before
+            return min(MOST_STEPS, int(0.8 * left / 2 / seconds))
+
+        steps = fitting()
         if steps < FEWEST_STEPS:
-            say(
-                f"all weights are not trained: at {seconds:.1f} s per step only {max(0, steps)} steps would fit"
-            )
+            say(f"all weights are not trained: only {max(0, steps)} steps of {seconds:.1f} s would fit")
             return None
         if len(views) > 1 and steps >= 5 * FEWEST_STEPS:
             full = self._better_views(full, views, steps // 6)
-            steps = max(1, int(0.8 * (self.clock.left(TRAINING_SHARE) - before) / 2 / seconds))
-        steps = min(steps, MOST_STEPS)
+            steps = max(1, fitting())
         every = max(1, steps // 6)
         full = override(
             full, [f"schedule.steps={steps}", f"evaluation.every={every}", f"backbone={self.run / HEADS}"]
