@@ -8,6 +8,7 @@ from types import ModuleType
 
 # Module a user may lack -> the extra of ours that installs it.
 EXTRAS = {
+    "optuna": "budget",
     "pytorch_metric_learning": "baselines",
     "faiss": "search",
     "fastapi": "web",

@@ -14,6 +14,7 @@ def train(
     /,
     *values: str,
     run: Annotated[Path | None, Parameter(name="--run")] = None,
+    minutes: float | None = None,
     refit: bool = False,
     json: bool = False,
 ) -> None:
@@ -24,6 +25,7 @@ def train(
     Examples:
 
         forerank train ./my_images
+        forerank train ./my_images --minutes 20
         forerank train glyphs seed=1 loss=PNP-Ds
         forerank train ./my_images method=divide-and-conquer method.clusters=4
         forerank train sop root=/data/sop batch_size=4096 micro_batch=64
@@ -41,6 +43,10 @@ def train(
     run:
         Folder to write; by default runs/ and a name made of the source and the values. torchrun has an option
         --run of its own: with torchrun, write run=FOLDER.
+    minutes:
+        Use about so many minutes as well as possible: compare many trainings on validation classes, take the
+        best, train all weights if time is left, then once more on all classes (RUN/refit). Values that you
+        give are left as they are. Needs: pip install 'forerank[budget]'.
     refit:
         Afterwards train the chosen settings once more on all classes, into RUN/refit: the model to ship. The
         numbers belong to the measured model in RUN/best. Of a finished run, only this is done.
@@ -49,15 +55,22 @@ def train(
     """
     from forerank.models import keep_freed_memory
     from forerank.models.storage import shipped_model
-    from forerank.training import is_first_process, prepare_run
+    from forerank.training import is_first_process, is_run, prepare_run, train_within
     from forerank.training import refit as train_on_all_classes
     from forerank.training import train as start
+    from forerank.training.recipe import assigned_keys
+    from forerank.training.record import has_budget
 
     keep_freed_memory()
     recipe, folder = prepare_run(source, values, run)
-    outcome = start(recipe, folder)
-    if refit:
-        train_on_all_classes(folder)
+    if minutes is not None and run is None and not is_run(Path(source)):
+        folder = folder.with_name(f"{folder.name},minutes={minutes:g}")
+    if minutes is not None or has_budget(folder):
+        outcome = train_within(recipe, folder, minutes, fixed=assigned_keys(values))
+    else:
+        outcome = start(recipe, folder)
+        if refit:
+            train_on_all_classes(folder)
     if not is_first_process():
         return
     if json:

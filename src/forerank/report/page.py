@@ -30,6 +30,7 @@ def write_report(
     labels: ArrayLike | None = None,
     history: Sequence[Mapping[str, Any]] = (),
     choice: Choice | None = None,
+    further: Sequence[Section] = (),
     recipe: Mapping[str, Any] | None = None,
     versions: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
@@ -48,6 +49,7 @@ def write_report(
         labels: (N,) labels; the table's by default.
         history: records of `metrics.jsonl`: a "step" or "epoch", losses, validation figures.
         choice: the figure that chose the checkpoint, and where it was best.
+        further: sections behind those of the training.
         recipe: every setting of the run.
         versions: what it ran on.
         notes: sentences that a reader must not miss.
@@ -65,7 +67,7 @@ def write_report(
     """
     vectors, codes = _rows(embeddings, labels, table)
     sections = [headline(evaluations, codes), metrics(evaluations), categories(evaluations)]
-    sections.append(training(history, choice))
+    sections += [training(history, choice), *further]
     lead = "" if table is None else table.name
     if vectors is not None and codes is not None:
         lead = f"{lead}: " * bool(lead) + f"{len(vectors):,} images of {len(np.unique(codes)):,} classes"

@@ -24,6 +24,7 @@ _HOMES = {
     "evaluate_run": "run_evaluation",
     "refit": "refitting",
     "train": "loop",
+    "train_within": "budget",
 }
 
 __all__ = [
@@ -44,9 +45,11 @@ __all__ = [
     "refit",
     "remove_finished_run",
     "train",
+    "train_within",
 ]
 
 if TYPE_CHECKING:
+    from forerank.training.budget import train_within
     from forerank.training.large_batch import backward_in_chunks
     from forerank.training.loop import train
     from forerank.training.outcome import Outcome

@@ -31,7 +31,7 @@ from forerank.training.optimise import Blend, RunningMean, build_optimiser
 from forerank.training.prepare import starts_from_saved
 from forerank.training.processes import Processes, from_first
 from forerank.training.recipe import Recipe
-from forerank.training.whitening import HeadStart, choose_start, within_class_spread
+from forerank.training.whitening import HeadStart, choose_start
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -268,19 +268,24 @@ def _check_size(model: EmbeddingModel, key: str, size: int) -> None:
 
 
 def assemble(
-    recipe: Recipe, tables: Mapping[str, Table], processes: Processes, model: EmbeddingModel | None = None
+    recipe: Recipe,
+    tables: Mapping[str, Table],
+    processes: Processes,
+    model: EmbeddingModel | None = None,
+    inputs: Mapping[str, Part] | None = None,
 ) -> Assembly:
     """Build all parts of a run; in head mode this computes the backbone's features or finds them cached.
 
     Args:
         model: of `build_model`, if the caller has it already.
+        inputs: of `open_inputs`, likewise.
     """
     device = processes.device
     model = (build_model(recipe) if model is None else model).to(device)
     plan = BatchPlan(recipe, tables["train"], processes)  # refuses impossible batches before the long work
     if recipe.mode == "full":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    parts = open_inputs(recipe, tables, model, processes)
+    parts = open_inputs(recipe, tables, model, processes) if inputs is None else inputs
     head = [p for module in (model.layer_norm, model.head) if module is not None for p in module.parameters()]
     inside = {id(p) for p in head}
     backbone = [] if recipe.mode == "head" else [p for p in model.parameters() if id(p) not in inside]
@@ -321,7 +326,6 @@ def start_from_whitening(
     if not considered or not isinstance(train.data, FeatureRows) or _keeps_a_trained_head(recipe, model):
         return None
     assert head is not None
-    spread = within_class_spread(train.data.features, torch.from_numpy(train.table.label_ids))
 
     def figure_of(weight: Tensor | None) -> float:
         def vectors(features: Tensor) -> Tensor:
@@ -331,7 +335,7 @@ def start_from_whitening(
         return float(measure(embedded, recipe, processes, full=False)[recipe.evaluation.choose_by])
 
     start = choose_start(
-        spread,
+        train.data.spread,
         head.out_features,
         recipe.evaluation.choose_by,
         figure_of if len(chooser.table) else None,

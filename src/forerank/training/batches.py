@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
@@ -20,6 +21,7 @@ from forerank.errors import InputError
 from forerank.training.interruption import leave_signals_to_parent
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe
+from forerank.training.whitening import Spread, within_class_spread
 
 # Inputs (n, ...) on the device; label ids (n,) and rows of the table (n,) on the host, which decides by them.
 Chunk = tuple[Tensor, Tensor, Tensor]
@@ -231,6 +233,11 @@ class FeatureRows(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.features)
+
+    @cached_property
+    def spread(self) -> Spread:
+        """The spread within classes, computed once however many heads are tried."""
+        return within_class_spread(self.features, torch.tensor(self.labels))
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, int, int]:
         row = key[0] if isinstance(key, tuple) else key

@@ -54,14 +54,15 @@ def catalogue_sentence(catalogue: dict[str, Any], test_classes: int, headline: f
 
     >>> print(catalogue_sentence({"recall@1": 0.7, "new_classes": 0.57, "known_classes": 0.75,
     ...                           "images": 1200, "classes": 40}, 12, 0.82))
-    among all 1,200 images of all 40 classes, 70.0 of 100 searches find the right class first: 57.0 for \
-images of the 12 test classes, 75.0 for images of the classes that trained or chose. The 82.0 of the headline is \
-for the test classes searched among themselves
+    among all 1,200 images of all 40 classes, 70.0 of 100 searches find the right class first \
+(57.0 for images of the 12 test classes, 75.0 for images of the other classes); the 82.0 of the headline \
+is for the test classes searched among themselves
     """
     new, known = (100 * catalogue[key] for key in ("new_classes", "known_classes"))
     return (
         f"among all {catalogue['images']:,} images of all {catalogue['classes']:,} classes, "
-        f"{100 * catalogue['recall@1']:.1f} of 100 searches find the right class first: "
-        f"{new:.1f} for images of the {test_classes:,} test classes, {known:.1f} for images of the classes that trained or chose. "
-        f"The {100 * headline:.1f} of the headline is for the test classes searched among themselves"
+        f"{100 * catalogue['recall@1']:.1f} of 100 searches find the right class first "
+        f"({new:.1f} for images of the {test_classes:,} test classes, {known:.1f} for images of the other "
+        f"classes); the {100 * headline:.1f} of the headline is for the test classes searched among "
+        "themselves"
     )

@@ -8,7 +8,7 @@ ends the same.
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ import torch
 
 from forerank.console import say
 from forerank.machine import choose_device
-from forerank.metrics import Evaluation
 from forerank.metrics.registry import is_better, told
 from forerank.training.assemble import Assembly, assemble, build_model
 from forerank.training.batches import Batch, Stream
@@ -38,6 +37,7 @@ from forerank.training.measure import embed, measure
 from forerank.training.methods import check_method
 from forerank.training.optimise import peak_rate, rate_factor, set_rates
 from forerank.training.outcome import Outcome, finished_outcome, measure_after, measure_before
+from forerank.training.prelude import Prelude
 from forerank.training.prepare import complete_recipe, open_parts
 from forerank.training.processes import average_gradients, bar, joined, largest, wait_for_all
 from forerank.training.recipe import Recipe
@@ -61,13 +61,13 @@ def train(
     run: Path,
     *,
     deadline: float | None = None,
-    rows_before: Mapping[str, Evaluation] | None = None,
+    prelude: Prelude | None = None,
 ) -> Outcome:
     """Train by a recipe into a run folder; a run that was started there is resumed where it stopped.
 
     Args:
         deadline: moment of `time.monotonic` at which training ends with the best model so far; None: never.
-        rows_before: further rows of the results that stand before this run's own.
+        prelude: what came before this run and is told with its results.
 
     Raises:
         InputError: the recipe, the data or the folder cannot work, said before any work starts.
@@ -78,6 +78,7 @@ def train(
     with joined(device, resume) as processes, Interruption() as interruption, ExitStack() as opened:
         try:
             with interruption.at_once():
+                prelude = prelude or Prelude()
                 recipe = with_begun_batch(recipe, run, processes.count)
                 parts = open_parts(recipe)
                 complete = complete_recipe(recipe, parts["train"], processes.count, device)
@@ -98,7 +99,7 @@ def train(
                 a = assemble(recipe, images.parts, processes, model)
                 if processes.first:
                     clean_checkpoints(run)
-                before = measure_before(run, a, rows_before or {})
+                before = measure_before(run, a, prelude)
                 state = _resumed_state(run, a, before["choice"])
         except KeyboardInterrupt:
             if not is_run(run):  # nothing is kept yet
@@ -151,9 +152,8 @@ def train(
         del stream  # ends the loading processes
         try:
             with interruption.at_once(processes.count == 1):
-                return measure_after(
-                    run, a, before, record, {**asdict(state), "planned": steps}, images.notes
-                )
+                ended = {**asdict(state), "planned": steps}
+                return measure_after(run, a, before, record, ended, images.notes, prelude)
         except KeyboardInterrupt:
             raise InterruptedRun(run, state.step, interruption.signal) from None
         except OSError as error:

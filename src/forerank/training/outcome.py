@@ -23,6 +23,7 @@ from forerank.training.batches import SMALL_IMAGES
 from forerank.training.catalogue import catalogue_sentence, measure_catalogue
 from forerank.training.checkpoint import BEST, save_state, write_checkpoint
 from forerank.training.measure import embed, image_part, measure
+from forerank.training.prelude import Prelude, luck_sentence
 from forerank.training.prepare import starts_from_saved
 from forerank.training.processes import wait_for_all
 from forerank.training.recipe import Recipe, nested
@@ -83,11 +84,11 @@ def after_name(kept: str | None) -> str:
     return "trained" if kept is None else f"kept: {kept}"
 
 
-def measure_before(run: Path, a: Assembly, earlier: Mapping[str, Evaluation]) -> dict[str, Any]:
+def measure_before(run: Path, a: Assembly, prelude: Prelude) -> dict[str, Any]:
     """Measure the model as it came, keep it as the first `best`, and remember the numbers.
 
     Args:
-        earlier: rows of the test part that stand before those measured here.
+        prelude: brings rows of the test part that stand before those measured here.
 
     Returns:
         "choice": the choosing figure of the part that chooses (None without one); "kept": the row of the best
@@ -110,7 +111,7 @@ def measure_before(run: Path, a: Assembly, earlier: Mapping[str, Evaluation]) ->
         return encode(plain, inputs, recipe, processes.device)
 
     # The first row is the "before" of the headline.
-    evaluations = dict(earlier)
+    evaluations = dict(prelude.rows)
     name = before_name(recipe)
     report = recipe.evaluation.report and len(a.test.table) > 0
     if report or a.chooser is a.test:
@@ -126,7 +127,7 @@ def measure_before(run: Path, a: Assembly, earlier: Mapping[str, Evaluation]) ->
     if a.chooser is not None and chooser is None:
         chooser = measure(embed(encode_plain, a.chooser, recipe, processes), recipe, processes, full=False)
     choice = None if chooser is None else float(chooser[recipe.evaluation.choose_by])
-    best, kept = plain, name
+    best, kept, of_first_row = plain, name, choice if prelude.plain is None else prelude.plain
     if a.head_start is not None:
         whitened = _with_head(a.model, a.head_start.whitening)
         figure = _measure_whitened(whitened, a, evaluations)
@@ -135,7 +136,7 @@ def measure_before(run: Path, a: Assembly, earlier: Mapping[str, Evaluation]) ->
             best, kept, choice = whitened, WHITENED, figure
     known = {
         "choice": choice,
-        "plain": None if chooser is None else float(chooser[recipe.evaluation.choose_by]),
+        "plain": of_first_row,
         "kept": kept,
         "start": None
         if a.head_start is None
@@ -203,6 +204,7 @@ def measure_after(
     record: Record,
     state: Mapping[str, Any],
     about_data: list[str],
+    prelude: Prelude,
 ) -> Outcome:
     """Measure the chosen model on the test part, write results and report."""
     recipe, processes = a.recipe, a.processes
@@ -234,7 +236,7 @@ def measure_after(
         sentence = f"Trained on all {classes:,} classes; no class is left to measure this model on."
         results["words"] = {"sentence": sentence, "warnings": [], "which": []}
     else:
-        results |= _measure_chosen(run, a, before, record, state, kept, notes)
+        results |= _measure_chosen(run, a, before, record, state, prelude, notes)
     if processes.first:
         for note in notes:
             say(note)
@@ -249,28 +251,33 @@ def _measure_chosen(
     before: Mapping[str, Any],
     record: Record,
     state: Mapping[str, Any],
-    kept: str | None,
+    prelude: Prelude,
     notes: list[str],
 ) -> dict[str, Any]:
     """The results of the test part: figures, the whole catalogue, words; the report."""
     recipe, processes = a.recipe, a.processes
+    kept = before["kept"] if state["best_step"] == 0 else None
     chosen = load_model(run / BEST).to(processes.device).eval()
     embedded = embed(lambda x: encode(chosen, x, recipe, processes.device), a.test, recipe, processes)
     after = measure(embedded, recipe, processes, full=True)
     evaluations = {**before["test"], "trained": after}
-    first = next(iter(before["test"].values()), None)
+    first_name, first = next(iter(before["test"].items()), (None, None))
     labels = embedded.table.label
     which, catalogue = [], None
     if recipe.evaluation.report:
         catalogue = measure_catalogue(chosen, a)
         if catalogue is not None:
             which.append(catalogue_sentence(catalogue, len(embedded.table.classes), after["recall@1"]))
+        if prelude.trials and first is not None:
+            figure = recipe.evaluation.choose_by
+            gains = state["best"] - before["plain"], after[figure] - first[figure]
+            which.append(luck_sentence(prelude.trials, figure, *gains))
         which.append(
             f"all these numbers belong to the model in {run / BEST}; --refit puts one that learned from all "
             f"classes into {run / REFIT}, which has no number of its own"
         )
     words: dict[str, Any] = {
-        "sentence": plain_sentence(first, after, changed=kept is None or kept == WHITENED),
+        "sentence": plain_sentence(first, after, changed=kept is None or kept != first_name),
         "warnings": plain_warnings(first, after, labels),
         "which": which,
     }
@@ -285,6 +292,7 @@ def _measure_chosen(
             embeddings=embedded.vectors,
             labels=labels,
             history=record.history,
+            further=prelude.sections,
             choice=_choice(recipe, state, before["choice"]),
             recipe=nested(recipe),
             versions=versions(),

@@ -184,6 +184,15 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
     return _with_values(recipe, values)
 
 
+def assigned_keys(assignments: Iterable[str]) -> frozenset[str]:
+    """The dotted keys that ``key=value`` texts give.
+
+    >>> sorted(assigned_keys(["lr=1", "loss=PNP-Ds"]))
+    ['loss.name', 'optimiser.lr']
+    """
+    return frozenset(_full_key(text.partition("=")[0].strip(), "") for text in assignments)
+
+
 def _full_key(key: str, where: str) -> str:
     """The dotted key that a key written by a person stands for."""
     if key in _KEYS or key.startswith(_OPEN):

@@ -21,13 +21,18 @@ from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe, differences, flatten, load_recipe, recipe_text
 from forerank.training.trackers import Begin, Tracker, begin_tracking
 
-RECIPE, METRICS, RESULTS = "recipe.yaml", "metrics.jsonl", "results.json"
+RECIPE, METRICS, RESULTS, BUDGET = "recipe.yaml", "metrics.jsonl", "results.json", "budget.json"
 RECIPE_CHECKSUM = "# checksum of the lines above: "
 
 
 def is_run(path: Path) -> bool:
     """Whether a folder was written by a run."""
     return (path / RECIPE).is_file()
+
+
+def has_budget(run: Path) -> bool:
+    """Whether a run folder belongs to a search within a time."""
+    return (run / BUDGET).is_file()
 
 
 def resume_line(run: Path) -> str:

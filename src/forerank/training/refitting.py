@@ -15,8 +15,11 @@ from forerank.models.storage import REFIT
 from forerank.training.loop import train
 from forerank.training.outcome import Outcome, finished_outcome
 from forerank.training.recipe import Recipe, load_recipe
-from forerank.training.record import RECIPE
+from forerank.training.record import RECIPE, is_run
 from forerank.training.whitening import WHITENED
+
+# Where a search within a time keeps the head from which all weights were trained.
+HEADS = "heads"
 
 
 def refit_recipe(recipe: Recipe, results: Mapping[str, Any]) -> Recipe:
@@ -47,7 +50,10 @@ def refit_recipe(recipe: Recipe, results: Mapping[str, Any]) -> Recipe:
 def refit(run: Path, deadline: float | None = None) -> Outcome:
     """Train the settings of a finished run once more on all its classes, into ``RUN/refit``; resumable."""
     run = Path(run)
-    results = finished_outcome(run).results
-    recipe = refit_recipe(load_recipe(run / RECIPE), results)
+    results, source = finished_outcome(run).results, run
+    if results["kept"] == "given" and is_run(run / HEADS):  # training all weights did not help the head
+        source = run / HEADS
+        results = finished_outcome(source).results
+    recipe = refit_recipe(load_recipe(source / RECIPE), results)
     say(f"\ntraining once more, on all classes, for the model to ship: {run / REFIT}")
     return train(recipe, run / REFIT, deadline=deadline)

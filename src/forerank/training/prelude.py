@@ -1,0 +1,49 @@
+"""What happened before a run that is to be told with it: a search, and rows of results."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from forerank.metrics import Evaluation
+from forerank.metrics.registry import title
+from forerank.report.summary import Section
+
+
+@dataclass(frozen=True)
+class Prelude:
+    """Results and words of what came before a run.
+
+    Attributes:
+        rows: test rows that stand before the run's own.
+        sections: parts of the report.
+        trials: how many trainings were compared to choose the settings.
+        plain: the choosing figure of the model that the first row is about, if not the run's own.
+    """
+
+    rows: Mapping[str, Evaluation] = field(default_factory=dict)
+    sections: tuple[Section, ...] = ()
+    trials: int = 0
+    plain: float | None = None
+
+
+def luck_sentence(trials: int, figure: str, chosen: float, found: float) -> str:
+    """How much of the gain on the classes that chose is found again on classes that chose nothing.
+
+    Args:
+        chosen: gain of the figure on the validation classes, as a share.
+        found: gain on the test classes.
+
+    >>> print(luck_sentence(30, "map@r", 0.05, 0.04))
+    30 trainings were compared on the validation classes, where the chosen one gains 5.0 points of mAP@R; \
+on the test classes, which chose nothing, it gains 4.0: about 1.0 points were luck of the choice
+    """
+    luck = chosen - found
+    end = (
+        f"about {100 * luck:.1f} points were luck of the choice"
+        if luck > 0
+        else "no luck of the choice shows"
+    )
+    return (
+        f"{trials} trainings were compared on the validation classes, where the chosen one gains "
+        f"{100 * chosen:.1f} points of {title(figure)}; on the test classes, which chose nothing, it gains "
+        f"{100 * found:.1f}: {end}"
+    )

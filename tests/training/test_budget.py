@@ -1,0 +1,102 @@
+"""Training within a time: trials on validation classes, the winner as a run, resumed where it stopped."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forerank.errors import InputError
+from forerank.training import budget, load_recipe, train, train_within
+from forerank.training.budget import Clock
+from forerank.training.recipe import Recipe, assigned_keys, override
+from forerank.training.trials import first_trials, open_study, search_space, trials_of
+
+from .conftest import QUICK
+
+FEW = ["steps=6", "every=2", "nmi=false"]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches that end by number and not by the clock, so that a slow machine does the same."""
+    monkeypatch.setattr(budget, "MOST_TRIALS", 4)
+    monkeypatch.setattr(budget, "FEWEST_STEPS", 4)
+    monkeypatch.setattr(budget, "MOST_STEPS", 20)
+
+
+def test_what_the_user_gave_is_not_varied() -> None:
+    recipe = override(Recipe(), ["mode=head"])
+    assert "loss.name" in search_space(recipe, frozenset(), ["a"])
+    assert "model.backbone" not in search_space(recipe, frozenset(), ["a"])  # one choice is none
+    assert "model.backbone" in search_space(recipe, frozenset(), ["a", "b"])
+    space = search_space(recipe, assigned_keys(["loss=PNP-Ds", "lr=1e-3"]), ["a"])
+    assert not {"loss.name", "optimiser.lr"} & set(space)
+    assert "data.erase" in search_space(override(Recipe(), ["mode=full"]), frozenset(), ["a"])
+    rows = first_trials(recipe, search_space(recipe, frozenset(), ["a"]))
+    assert rows[0]["loss.name"] == recipe.loss.name
+
+
+def test_a_clock_counts_earlier_starts(tmp_path: Path) -> None:
+    clock = Clock(tmp_path, 10, spent=300.0)
+    assert 299 < clock.left() <= 300
+    clock.save()
+    again = Clock.open(tmp_path, None)
+    assert again.minutes == 10
+    assert again.spent >= 300
+    with pytest.raises(InputError, match="above 0"):
+        Clock.open(tmp_path / "new", 0)
+
+
+def test_a_search_in_its_journal_goes_on_and_marks_what_was_cut_short(tmp_path: Path) -> None:
+    journal = tmp_path / "trials.journal"
+    study = open_study(journal, 0, 2)
+    study.tell(study.ask(), 0.5)
+    study.ask()  # killed in the middle
+    again = trials_of(open_study(journal, 0, 2))
+    assert [(trial.figure, trial.ended) for trial in again] == [(0.5, "complete"), (None, "failed")]
+
+
+@pytest.mark.usefixtures("few")
+def test_a_small_network_is_searched_with_all_its_weights(images: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recipe = load_recipe(images, [*QUICK, *FEW])
+    results = train_within(recipe, run, 60, fixed=frozenset({"loss.name"})).results
+    trials = trials_of(open_study(run / "search" / "trials.journal", 0, 2))
+    assert len(trials) == 4
+    assert all("loss.name" not in trial.values for trial in trials)
+    best = max(trial.figure for trial in trials if trial.ended == "complete")
+    # The winner, trained again as a run, reaches what it reached as a trial.
+    assert results["validation"]["best"] == pytest.approx(best)
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "4 trainings were compared" in page
+    assert "luck of the choice" in page
+    assert json.loads((run / "refit" / "results.json").read_text())["test"] == {}
+    assert train_within(recipe, run, 60).results == results  # finished: nothing is done again
+
+
+@pytest.mark.usefixtures("few")
+def test_heads_are_compared_and_then_all_weights_start_from_the_best(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(load_recipe(images, [*QUICK, "steps=10"]), tmp_path / "given")
+    recipe = load_recipe(
+        images, [f"backbone={tmp_path / 'given'}", "embedding_dim=0", "batch_size=16", *FEW, "mode=auto"]
+    )
+    run = tmp_path / "run"
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(budget, "train", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_within(recipe, run, 60)
+    done = (run / "search" / "trials.journal").read_text()
+    results = train_within(recipe, run).results
+    assert (run / "search" / "trials.journal").read_text() == done  # no trial is done again
+    heads = json.loads((run / "heads" / "results.json").read_text())
+    assert next(iter(results["test"])) == next(iter(heads["test"]))
+    assert "trained" in results["test"]
+    # Never worse on the classes that choose than the head it starts from.
+    assert results["validation"]["best"] >= heads["validation"]["best"] - 1e-6
+    assert (run / "refit" / "best" / "model.safetensors").exists()
