@@ -24,7 +24,8 @@ def index(
     """Embed images and keep the vectors where they can be searched.
 
     Run it again after images were added, changed or removed: only new contents are embedded. Killed or
-    interrupted, the same command goes on; until it is done the old index stays in force.
+    interrupted, the same command goes on; until it is done the old index stays in force. Several processes
+    share the images out: torchrun --nproc-per-node 4 -m forerank index ...
 
     Examples:
 
@@ -57,21 +58,26 @@ def index(
     """
     from dataclasses import asdict
 
+    from forerank.machine import choose_device
     from forerank.models import keep_freed_memory
     from forerank.search import build_index
+    from forerank.training.processes import joined
 
     keep_freed_memory()
-    report = build_index(
-        model,
-        images,
-        output,
-        split=split,
-        approximate=approximate,
-        replace=replace,
-        rehash=rehash,
-        on_bad="refuse" if strict else "skip",
-        precision=precision,
-    )
+    with joined(choose_device()) as processes:
+        report = build_index(
+            model,
+            images,
+            output,
+            split=split,
+            approximate=approximate,
+            replace=replace,
+            rehash=rehash,
+            on_bad="refuse" if strict else "skip",
+            precision=precision,
+        )
+    if not processes.first:
+        return
     if json:
         print_json(asdict(report))
     else:
