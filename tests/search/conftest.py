@@ -125,7 +125,17 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINES, "plain", "plain_engine:PlainEngine")
 
 
-@pytest.fixture(params=["folder", "plain", "milvus file", "milvus server", "real milvus"])
+ENGINES = ["folder", "plain", "milvus file", "milvus server"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every kind of engine; a real Milvus, where a collection takes seconds, only in the engines' suite."""
+    if "address" in metafunc.fixturenames:
+        own = metafunc.module.__name__.endswith("test_engines")
+        metafunc.parametrize("address", [*ENGINES, "real milvus"] if own else ENGINES, indirect=True)
+
+
+@pytest.fixture
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh place for an index, once for every kind of engine."""
     if request.param == "folder":

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forerank.models.backbones import list_backbones
+    from forerank.models.vector_file import embed_files
     from forerank.models.embedding import EmbeddingModel, create_model
     from forerank.models.memory import keep_freed_memory
     from forerank.models.onnx_export import export_onnx
     from forerank.models.pooling import GeM
-    from forerank.models.retriever import Retriever, embed_files
+    from forerank.models.retriever import Retriever
     from forerank.models.storage import load_model, save_model
 
 # Name -> module: a converted model embeds a picture without loading torch.
@@ -21,7 +22,7 @@ _WHERE = {
     "export_onnx": "onnx_export",
     "GeM": "pooling",
     "Retriever": "retriever",
-    "embed_files": "retriever",
+    "embed_files": "vector_file",
     "load_model": "storage",
     "save_model": "storage",
 }
