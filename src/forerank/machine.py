@@ -22,6 +22,7 @@ PURPOSES = {
     "hf": "backbones hf:NAME",
     "onnx": "forerank export --onnx",
     "openvino": "faster embedding and indexing on processors",
+    "s3": "images at s3:// addresses",
     "heic": "HEIC photographs (iPhone)",
     "weights": "EfficientNet-lite1 and lite2 with ImageNet weights",
 }

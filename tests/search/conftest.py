@@ -1,4 +1,4 @@
-"""Engines for the tests: the local folder, a Milvus Lite file, and a Milvus Lite server on loopback."""
+"""Engines for the tests: the local folder, a Milvus Lite file, servers of Milvus Lite and of Milvus."""
 
 import os
 import signal
@@ -30,18 +30,27 @@ class MilvusServer:
         self.process: subprocess.Popen[bytes] | None = None
         self.address = f"milvus:http://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
+    def command(self) -> list[str]:
         command = [sys.executable, "-m", "milvus_lite.cmdline", "server", "--data-dir", str(self.data)]
-        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        return [*command, "--host", "127.0.0.1", "--port", str(self.port)]
+
+    def start(self) -> None:
+        # A session of its own: what the server starts is killed with it.
         self.process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            self.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        for _ in range(300):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.05)
-        raise RuntimeError("milvus-lite server did not start")
+        for _ in range(6000):
+            if self.answers():
+                return
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.1)
+        self.kill()
+        raise RuntimeError(f"{' '.join(self.command())} did not start")
+
+    def answers(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def kill(self) -> None:
         if self.process is not None:
@@ -50,12 +59,59 @@ class MilvusServer:
             self.process = None
 
 
+class RealMilvusServer(MilvusServer):
+    """Milvus standalone, from the package `milvus`: a process that starts another one, the server."""
+
+    def command(self) -> list[str]:
+        start = "import sys; from milvus import main; sys.exit(main())"
+        return [sys.executable, "-c", start, "--data", str(self.data), "--proxy-port", str(self.port)]
+
+    def start(self) -> None:
+        with (
+            socket.socket() as probe
+        ):  # its own etcd always listens there, and the server crashes if it cannot
+            if probe.connect_ex(("127.0.0.1", 2380)) == 0:
+                raise RuntimeError("another Milvus or etcd on this machine has the port 2380")
+        super().start()
+
+    def answers(self) -> bool:
+        """Whether it serves: the port opens some seconds before."""
+        if not super().answers():
+            return False
+        from pymilvus import MilvusClient, MilvusException
+
+        try:
+            client = MilvusClient(f"http://127.0.0.1:{self.port}", timeout=5)
+        except MilvusException:
+            return False
+        client.close()
+        return True
+
+
 @pytest.fixture(scope="session")
 def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusServer]:
     pytest.importorskip("pymilvus")
     pytest.importorskip("milvus_lite")
     server = MilvusServer(tmp_path_factory.mktemp("milvus"))
     server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def real_milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMilvusServer]:
+    """A real Milvus, started once; where it cannot run the tests are skipped, except in CI."""
+    in_ci = os.environ.get("CI") == "true"
+    if not in_ci:
+        pytest.importorskip("pymilvus")
+        pytest.importorskip("milvus", reason="the package `milvus` is not installed (Linux x86-64 only)")
+    server = RealMilvusServer(tmp_path_factory.mktemp("real_milvus"))
+    try:
+        server.start()
+    except RuntimeError as error:
+        if in_ci:
+            raise
+        pytest.skip(str(error))
     yield server
     server.kill()
 
@@ -69,7 +125,17 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINES, "plain", "plain_engine:PlainEngine")
 
 
-@pytest.fixture(params=["folder", "plain", "milvus file", "milvus server"])
+ENGINES = ["folder", "plain", "milvus file", "milvus server"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every kind of engine; a real Milvus, where a collection takes seconds, only in the engines' suite."""
+    if "address" in metafunc.fixturenames:
+        own = metafunc.module.__name__.endswith("test_engines")
+        metafunc.parametrize("address", [*ENGINES, "real milvus"] if own else ENGINES, indirect=True)
+
+
+@pytest.fixture
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh place for an index, once for every kind of engine."""
     if request.param == "folder":
@@ -81,7 +147,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     pytest.importorskip("milvus_lite")
     if request.param == "milvus file":
         return f"milvus:{tmp_path / 'index.db'}"
-    server = request.getfixturevalue("milvus_server")
+    server = request.getfixturevalue("real_milvus" if request.param == "real milvus" else "milvus_server")
     return f"{server.address}#test_{tmp_path.name.replace('-', '_')}"
 
 

@@ -72,7 +72,9 @@ class PlainEngine:
             yield self.place["rows"][start : start + batch], self.place["vectors"][start : start + batch]
 
     @contextmanager
-    def update(self, dim: int, model: str, approximate: bool | None = None) -> "Iterator[PlainEngine]":
+    def update(
+        self, dim: int, model: str, approximate: bool | None = None, rank: int = 0
+    ) -> "Iterator[PlainEngine]":
         self.dim = dim
         yield self
 

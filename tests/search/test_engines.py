@@ -1,4 +1,4 @@
-"""One suite for every engine, for real: a folder, a Milvus Lite file, a Milvus Lite server."""
+"""One suite for every engine, for real: a folder, a Milvus Lite file, servers of Milvus Lite and Milvus."""
 
 from dataclasses import replace
 

@@ -151,3 +151,82 @@ def test_an_update_never_holds_all_rows(tmp_path, fill, make_rows, random_vector
     assert max(alive) - before < 500
     assert engine.count() == 1995
     engine.close()
+
+
+def test_a_real_server_killed_twice_during_a_load_loses_nothing(real_milvus, make_rows, random_vectors, meta):
+    rows, vectors = make_rows([f"a/{i:03d}.png" for i in range(90)]), random_vectors(90)
+    engine = open_engine(real_milvus.address + "#killed")
+    with engine.update(16, "model-a") as update:
+        update.put(rows[:30], vectors[:30])
+        real_milvus.kill()
+        back = threading.Thread(target=real_milvus.start)
+        back.start()
+        update.put(rows[30:60], vectors[30:60])  # waits, tries again, succeeds
+        back.join()
+        assert update.stored({row.content for row in rows}) == {row.content for row in rows[:60]}
+        update.put(rows[60:], vectors[60:])
+        update.complete(rows, meta, None)
+    catalogue = {row.path: row for row in engine.all_rows()}
+    assert len(catalogue) == engine.count() == 90
+    np.testing.assert_array_equal(engine.vectors([catalogue[row.path].id for row in rows]), vectors)
+    engine.close()
+
+
+def test_a_second_load_into_one_collection_is_refused(milvus_server, make_rows, random_vectors, meta):
+    import subprocess
+    import sys
+
+    address = milvus_server.address + "#claimed"
+    engine, rows, vectors = open_engine(address), make_rows(["a/1.png", "a/2.png"]), random_vectors(2)
+    code = (
+        "import sys; from forerank.search import open_engine\n"
+        "with open_engine(sys.argv[1]).update(16, 'model-a'): print('in', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, address]
+    first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert first.stdout.readline() == b"in\n"
+    refusal = rf"another load is writing to .* \(process {first.pid} on"
+    with pytest.raises(InputError, match=refusal), engine.update(16, "model-a"):
+        pass
+    first.kill()  # its claim stays behind
+    first.communicate()
+    with engine.update(16, "model-a") as update:
+        update.put(rows, vectors)
+        update.complete(rows, meta, None)
+    assert engine.count() == 2
+    engine.close()
+
+
+def test_a_claim_of_another_machine_ends_by_its_age(tmp_path, monkeypatch):
+    from forerank.search import milvus_claim
+
+    engine = open_engine(f"milvus:{tmp_path / 'claims.db'}")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(milvus_claim.socket, "gethostname", lambda: "elsewhere")
+        with engine.update(16, "model-a"):
+            records = engine._call(
+                "query", "forerank_meta", filter="id >= 2", output_fields=["id", "body", "vector"]
+            )
+    engine._call("upsert", "forerank_meta", [dict(records[0])])  # as a killed process leaves it
+    with pytest.raises(InputError, match=r"on elsewhere\)"), engine.update(16, "model-a"):
+        pass
+    monkeypatch.setattr(milvus_claim, "STALE_SECONDS", 0.0)
+    with engine.update(16, "model-a"):
+        pass
+    engine.close()
+
+
+def test_a_server_that_is_too_old_is_refused_and_an_older_one_says_what_it_lacks(
+    real_milvus, fill, make_rows, random_vectors, capsys, monkeypatch
+):
+    from forerank.search.engine import Filter
+
+    engine = open_engine(real_milvus.address + "#old")
+    fill(engine, make_rows(["shoes/1.png", "hats/2.png"]), random_vectors(2))
+    assert engine._connection.version == (2, 3)
+    assert [row.path for row in engine.page(where=Filter(text="OES"))] == ["shoes/1.png"]
+    assert "older than Milvus 2.4" in capsys.readouterr().err
+    engine.close()
+    monkeypatch.setattr(milvus_connection, "OLDEST", (2, 9))
+    with pytest.raises(InputError, match=r"is Milvus 2\.3: Forerank needs 2\.9 or newer"):
+        open_engine(real_milvus.address + "#old").meta()

@@ -90,7 +90,7 @@ def test_a_head_on_cached_features_with_memory_and_running_mean(few_images: Path
         train(load_recipe(few_images, values), run)
     here, there = (end_of(run) for run in runs.values())
     assert here.keys() == there.keys()
-    # On a processor openvino computes the features, on an accelerator torch: equal to rounding, not bit for bit.
+    # On a processor openvino computes the features, on an accelerator torch: equal up to rounding.
     for name in here:
         torch.testing.assert_close(there[name], here[name], rtol=1e-4, atol=1e-5)
     losses = [[row["loss"] for row in figures(run) if "loss" in row] for run in runs.values()]

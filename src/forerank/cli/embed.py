@@ -23,14 +23,20 @@ def embed(
 ) -> None:
     """Embed images: write their vectors (N, D) as .npy, and their paths, one per line, beside it as .txt.
 
-    Example: forerank embed runs/birds ./photos -o vectors.npy
+    Interrupted, the same command goes on. Several processes share the images out.
+
+    Examples:
+
+        forerank embed runs/birds ./photos -o vectors.npy
+        torchrun --nproc-per-node 4 -m forerank embed runs/birds shards/ -o vectors.npy
 
     Parameters
     ----------
     model
         A run folder, a model folder, or a backbone such as efficientnet-lite0.
     images
-        Folders (searched to the bottom) and files.
+        Folders (searched to the bottom), images, CSV tables with a column path, tar shards (key.jpg), or
+        addresses of these that fsspec opens, such as s3://BUCKET/FOLDER (pip install 'forerank[s3]').
     output
         The .npy file to write.
     batch_size
@@ -46,14 +52,22 @@ def embed(
     json
         Print the result as JSON.
     """
+    from forerank.machine import choose_device
     from forerank.models import Retriever, embed_files, keep_freed_memory
+    from forerank.training.processes import joined
 
     keep_freed_memory()
+    with joined(choose_device(device)) as processes:
+        place = str(processes.device)
 
-    def load() -> Retriever:
-        return Retriever.load(model, device=device, batch_size=batch_size, engine=engine, precision=precision)
+        def load() -> Retriever:
+            return Retriever.load(
+                model, device=place, batch_size=batch_size, engine=engine, precision=precision
+            )
 
-    written, skipped = embed_files(load, images, output, on_bad=on_bad)
+        written, skipped = embed_files(load, images, output, on_bad=on_bad)
+    if not processes.first:
+        return
     for file in skipped:
         say(f"left out, cannot be decoded: {file}")
     if json:

@@ -26,7 +26,8 @@ def index(
     """Embed images and keep the vectors where they can be searched.
 
     Run it again after images were added, changed or removed: only new contents are embedded. Killed or
-    interrupted, the same command goes on; until it is done the old index stays in force.
+    interrupted, the same command goes on; until it is done the old index stays in force. Several processes
+    share the images out: torchrun --nproc-per-node 4 -m forerank index ...
 
     Examples:
 
@@ -64,26 +65,31 @@ def index(
     """
     from dataclasses import asdict
 
+    from forerank.machine import choose_device
     from forerank.models import keep_freed_memory
     from forerank.models.storage import shipped_model
     from forerank.search import build_index
+    from forerank.training.processes import joined
 
     keep_freed_memory()
     chosen = model if measured else shipped_model(model)
     if chosen != model:
         say(f"the model is {chosen}, trained on all classes; --measured takes the one that was measured")
-    report = build_index(
-        chosen,
-        images,
-        output,
-        split=split,
-        approximate=approximate,
-        replace=replace,
-        rehash=rehash,
-        on_bad="refuse" if strict else "skip",
-        precision=precision,
-        rerank=rerank,
-    )
+    with joined(choose_device()) as processes:
+        report = build_index(
+            chosen,
+            images,
+            output,
+            split=split,
+            approximate=approximate,
+            replace=replace,
+            rehash=rehash,
+            on_bad="refuse" if strict else "skip",
+            precision=precision,
+            rerank=rerank,
+        )
+    if not processes.first:
+        return
     if json:
         print_json(asdict(report))
     else:

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from forerank.models.memory import keep_freed_memory
     from forerank.models.onnx_export import export_onnx
     from forerank.models.pooling import GeM
-    from forerank.models.retriever import Retriever, embed_files
+    from forerank.models.retriever import Retriever
     from forerank.models.storage import load_model, save_model
+    from forerank.models.vector_file import embed_files
 
 # Name -> module: a converted model embeds a picture without loading torch.
 _WHERE = {
@@ -21,7 +22,7 @@ _WHERE = {
     "export_onnx": "onnx_export",
     "GeM": "pooling",
     "Retriever": "retriever",
-    "embed_files": "retriever",
+    "embed_files": "vector_file",
     "load_model": "storage",
     "save_model": "storage",
 }

@@ -1,6 +1,6 @@
 """Pictures in, vectors out: a trained or pretrained model in use."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from forerank.console import is_text, progress_bar
-from forerank.data.decode import BadImageError, ImageSource, read_image
-from forerank.data.image_files import find_images
+from forerank.console import progress_bar
+from forerank.data.decode import BadImageError, ImageSource, bad_image_if_it_fails, read_image
 from forerank.data.preprocessing import Views, evaluation_array, views_from_dict
+from forerank.data.sources import Picture
 from forerank.errors import InputError, unknown
-from forerank.files import write_atomically
 from forerank.models.feature_cache import features_folder, find_features
 from forerank.models.inference import Network, cached_network, open_network
 from forerank.models.pipeline import compute_vectors
@@ -110,7 +109,7 @@ class Retriever:
         return dict(zip(features, vectors.cpu().numpy(), strict=True))
 
     def embed(
-        self, images: Sequence[ImageSource], *, progress: bool = True, on_bad: str = "refuse"
+        self, images: Sequence["ImageSource | Picture"], *, progress: bool = True, on_bad: str = "refuse"
     ) -> NDArray[np.float32]:
         """Unit vectors (N, D) of N pictures, row i of picture i.
 
@@ -147,7 +146,7 @@ class ConvertedRetriever:
         return cls(network, views_from_dict(saved_spec(folder)["preprocessing"]), dim, identity)
 
     def embed(
-        self, images: Sequence[ImageSource], *, progress: bool = True, on_bad: str = "refuse"
+        self, images: Sequence["ImageSource | Picture"], *, progress: bool = True, on_bad: str = "refuse"
     ) -> NDArray[np.float32]:
         """Unit vectors (N, D) of N pictures, as `Retriever.embed` gives them."""
         return _embed(
@@ -159,7 +158,7 @@ def _embed(
     network: Network,
     preprocessing: Views,
     dim: int,
-    images: Sequence[ImageSource],
+    images: Sequence["ImageSource | Picture"],
     batch_size: int,
     *,
     progress: bool,
@@ -170,14 +169,25 @@ def _embed(
     if isinstance(images, str | bytes | Path):
         images = [images]
 
-    def read(source: ImageSource) -> NDArray[np.float32] | None:
+    def read(source: "ImageSource | Picture") -> NDArray[np.float32] | None:
         p = preprocessing
         try:
+            if isinstance(source, Picture):
+                return read_named(source)
             return evaluation_array(read_image(source, channels=p.channels, shrink_to=p.resize), p)
         except BadImageError:
             if on_bad == "refuse":
                 raise
             return None
+
+    def read_named(picture: Picture) -> NDArray[np.float32] | None:
+        """Errors of bytes do not know where the bytes come from; the picture does."""
+        with bad_image_if_it_fails(picture.name, "cannot be read"):
+            data = picture.read()
+        try:
+            return read(data)
+        except BadImageError as error:
+            raise BadImageError(picture.name, error.reason) from None
 
     vectors = np.full((len(images), dim), np.nan, dtype=np.float32)
     with progress_bar("embedding", len(images) if progress else None) as advance:
@@ -185,39 +195,3 @@ def _embed(
             vectors[rows] = computed
             advance(taken)
     return vectors
-
-
-def embed_files(
-    retriever: Callable[[], Retriever], images: Sequence[str | Path], output: Path, *, on_bad: str = "refuse"
-) -> tuple[tuple[int, int], list[Path]]:
-    """Vectors (N, D) of all pictures under some folders and files, as `output`.npy with their paths as .txt.
-
-    Args:
-        retriever: called once the pictures are found and the output can be written, so that a wrong path is
-            refused before a model is loaded.
-
-    Returns:
-        The shape of what was written, and the pictures left out under `on_bad="skip"`.
-    """
-    if output.suffix != ".npy":
-        raise InputError(f"the output should end in .npy, not {output.name!r}")
-    if not output.resolve().parent.is_dir():
-        raise InputError(f"no folder {output.resolve().parent} to write {output.name} into")
-    found = [file for source in images for file in find_images(source)]
-    files = [file for file in found if is_text(str(file))]
-    if len(files) < len(found) and on_bad == "refuse":
-        nameless = next(file for file in found if not is_text(str(file)))
-        raise InputError(f"{nameless}: the name is not UTF-8: rename the file, or leave it out (skip)")
-    vectors = retriever().embed(files, on_bad=on_bad)
-    good = ~np.isnan(vectors[:, 0])
-    kept = vectors[good]
-    paths = "".join(f"{file}\n" for file, fine in zip(files, good, strict=True) if fine)
-
-    def write_vectors(file: Path) -> None:
-        with file.open("wb") as handle:  # np.save given a path would put .npy behind the temporary name
-            np.save(handle, kept)
-
-    write_atomically(output, write_vectors)
-    write_atomically(output.with_suffix(".txt"), paths)
-    written = {file for file, fine in zip(files, good, strict=True) if fine}
-    return (len(kept), kept.shape[1]), [file for file in found if file not in written]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forerank import sharing
 from forerank.console import is_text, progress, progress_bar, say
 from forerank.data import Table
 from forerank.data.threads import map_in_threads
@@ -78,7 +79,8 @@ def build_index(
     """Make the index at `address` hold exactly these images.
 
     Only contents that the index does not know are embedded. Interrupted, the same call goes on where it was;
-    until it is finished a local index stays as it was.
+    until it is finished a local index stays as it was. The processes of a run that `torchrun` started share
+    the images out, and the result is the same bit for bit.
 
     Args:
         model: a run or model folder, a backbone's name, or a `forerank.models.Retriever`.
@@ -174,18 +176,28 @@ def build_index(
             report.count, report.kept, report.changed = len(rows), len(rows), False
             engine.tidy()
         else:
-            with engine.update(retriever.dim, identity, approximate) as update:
+            first = sharing.rank() == 0
+            if not first:
+                sharing.exchange(None)  # wait until the first process has begun the update
+            with engine.update(retriever.dim, identity, approximate, sharing.rank()) as update:
+                if first:
+                    sharing.exchange(None)
                 finished = set[str]()
                 if old is not None and old.get("complete", True):
                     finished = {row.content for row in known.values()} | set(gone.values())
                 new_bad = _embed(update, retriever, wanted.root, rows, finished, report, part)
+                shares = sharing.exchange((new_bad, report.embedded))
+                new_bad = {content: why for bad_there, _ in shares for content, why in bad_there.items()}
+                report.embedded = sum(embedded for _, embedded in shares)
                 rows = _leave_out_bad(rows, new_bad, report, on_bad)
                 meta["labelled"] = any(row.label for row in rows)
                 # Contents that no model will ever see need not be tried again.
                 meta["bad"] = bad | {c: why for c, why in new_bad.items() if why not in PASSING}
                 rows = sorted(rows, key=lambda row: row.path)
                 keep_model = engine.abilities.keeps_model
-                update.complete(rows, meta, partial(save_model, retriever.model) if keep_model else None)
+                if first:
+                    update.complete(rows, meta, partial(save_model, retriever.model) if keep_model else None)
+            sharing.exchange(None)  # no process goes on before the index is complete
             report.count = len(rows)
             now = {row.path for row in rows}
             report.removed = len(gone) + sum(path not in now for path in known)
@@ -244,9 +256,13 @@ def _read_rows(
         return Row(path, label, content, state.st_size, state.st_mtime_ns, columns=columns)
 
     items = list(zip(wanted.paths, wanted.labels, wanted.columns, strict=True))
+    mine = items[sharing.rank() :: sharing.count()]
+    looked = progress(map_in_threads(look, mine, workers=8), "looking at files", len(mine))
+    outcomes: list[Row | str] = [""] * len(items)
+    for process, share in enumerate(sharing.exchange(list(looked))):
+        outcomes[process :: sharing.count()] = share
     rows = []
-    looked = progress(map_in_threads(look, items, workers=8), "looking at files", len(items))
-    for (path, _, _), outcome in zip(items, looked, strict=True):
+    for (path, _, _), outcome in zip(items, outcomes, strict=True):
         if isinstance(outcome, Row):
             rows.append(outcome)
         else:
@@ -266,7 +282,7 @@ def _leave_out(report: BuildReport, path: str, reason: str, on_bad: str) -> None
     if on_bad == "refuse":
         raise InputError(f"cannot index {path}: {reason}")
     report.skipped[path] = reason
-    if len(report.skipped) <= 5:
+    if len(report.skipped) <= 5 and sharing.rank() == 0:
         say(f"left out {path}: {reason}")
 
 
@@ -307,26 +323,34 @@ def _embed(
     for row in rows:
         if row.content in before:
             report.kept += 1
-        elif row.content in stored:
-            report.resumed += 1
-        else:
-            new.setdefault(row.content, row)
+            continue
+        report.resumed += row.content in stored
+        new.setdefault(row.content, row)
     bad: dict[str, str] = {}  # content -> why
     todo = list(new.values())
     reused = retriever.known_vectors([root / row.path for row in todo])
-    if reused:
-        update.put([todo[position] for position in reused], np.stack(list(reused.values())))
-        report.reused = len(reused)
-        todo = [row for position, row in enumerate(todo) if position not in reused]
-    with progress_bar("embedding", len(todo)) as advance:
-        for start in range(0, len(todo), part):
-            chunk = todo[start : start + part]
+    fresh = [position for position in reused if todo[position].content not in stored]
+    if fresh and sharing.rank() == 0:
+        update.put([todo[position] for position in fresh], np.stack([reused[p] for p in fresh]))
+    report.reused = len(fresh)
+    todo = [row for position, row in enumerate(todo) if position not in reused]
+    # Parts are cut the same way however many processes there are and whatever a killed run has stored: an
+    # image goes through the network in the same company, and so its vector is the same bit for bit.
+    parts = [todo[start : start + part] for start in range(0, len(todo), part)]
+    mine = [rows for rows in parts[sharing.rank() :: sharing.count()] if _contents(rows) - stored]
+    with progress_bar("embedding", sum(map(len, mine))) as advance:
+        for chunk in mine:
             good, vectors = _embed_part(retriever, root, chunk, bad)
-            if good:
-                update.put(good, vectors)
-                report.embedded += len(good)
+            missing = [i for i, row in enumerate(good) if row.content not in stored]
+            if missing:
+                update.put([good[i] for i in missing], vectors[missing])
+                report.embedded += len(missing)
             advance(len(chunk))
     return bad
+
+
+def _contents(rows: Sequence[Row]) -> set[str]:
+    return {row.content for row in rows}
 
 
 def _embed_part(

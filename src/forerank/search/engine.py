@@ -128,11 +128,14 @@ class Engine(Protocol):
     def scan(self, batch: int = 8192) -> Iterator[tuple[list[Row], Vectors]]:
         """Every row with its vector, in batches, by ascending id."""
 
-    def update(self, dim: int, model: str, approximate: bool | None = None) -> AbstractContextManager[Update]:
+    def update(
+        self, dim: int, model: str, approximate: bool | None = None, rank: int = 0
+    ) -> AbstractContextManager[Update]:
         """Begin a change with vectors of `dim` dimensions from the model of this identity.
 
         `approximate` decides whether there is to be an approximate index: True, False, or None for "where
-        it pays". An engine without that ability gets None.
+        it pays". An engine without that ability gets None. `rank` counts the processes of one run: they put
+        vectors side by side, the first begins before the others and completes after them.
         """
 
     def tidy(self) -> None:

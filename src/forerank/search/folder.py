@@ -21,11 +21,9 @@ from forerank.ranking.reranking import Averaging, read_reranking
 from forerank.search import generation, hnsw
 from forerank.search.engine import EVERYTHING, Abilities, Filter, Meta, RowNeighbours, Vectors
 from forerank.search.exact import top_k, top_k_among
-from forerank.search.journal import Journal
+from forerank.search.journal import JOURNAL, Journals, of_rank
 from forerank.search.reranked import write_averages
 from forerank.search.rows import Row
-
-JOURNAL = "embedded.log"
 
 
 class FolderEngine:
@@ -182,10 +180,10 @@ class FolderEngine:
     # -- writing ------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One writer at a time; the lock goes with the process, so a killed one blocks no other."""
+    def _writing(self, rank: int = 0) -> Iterator[None]:
+        """One writer of each rank at a time; the lock goes with the process: a killed one blocks no other."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "LOCK").open("w") as lock:
+        with (self.folder / of_rank("LOCK", rank)).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -197,18 +195,22 @@ class FolderEngine:
     def tidy(self) -> None:
         with self._writing():
             generation.sweep(self.folder)
-            (self.folder / JOURNAL).unlink(missing_ok=True)
+            for file in self.folder.glob(f"{JOURNAL}*"):
+                file.unlink()
 
     @contextmanager
-    def update(self, dim: int, model: str, approximate: bool | None = None) -> Iterator["_FolderUpdate"]:
+    def update(
+        self, dim: int, model: str, approximate: bool | None = None, rank: int = 0
+    ) -> Iterator["_FolderUpdate"]:
         names = [p.name for p in self.folder.iterdir()] if self.folder.is_dir() else []
         if names and not {"LOCK", generation.CURRENT} & set(names):
             raise InputError(
                 f"{self.address} holds other things ({names[0]}, ...) and no index: "
                 "give a new folder as the place of the index."
             )
-        with self._writing():
-            generation.sweep(self.folder)
+        with self._writing(rank):
+            if rank == 0:
+                generation.sweep(self.folder)
             self.close()
             try:
                 opened = _open_current(self.folder)
@@ -216,12 +218,12 @@ class FolderEngine:
                     generation.verify(opened.folder, opened.meta)
             except InputError:
                 opened = None  # damaged: nothing is taken over from it
-            journal = Journal(self.folder / JOURNAL, dim, model)
-            update = _FolderUpdate(self, dim, model, approximate, opened, journal)
+            journals = Journals(self.folder, dim, model, rank)
+            update = _FolderUpdate(self, dim, model, approximate, opened, journals)
             try:
                 yield update
             finally:
-                journal.close()
+                journals.close()
                 if opened:
                     opened.close()
 
@@ -284,9 +286,9 @@ class _FolderUpdate:
         model: str,
         approximate: bool | None,
         old: _Opened | None,
-        journal: Journal,
+        journals: Journals,
     ) -> None:
-        self._engine, self._dim, self._journal = engine, dim, journal
+        self._engine, self._dim, self._journals = engine, dim, journals
         self._approximate = approximate
         self._old_vectors: Vectors | None = None
         self._old_position: dict[str, int] = {}
@@ -296,14 +298,15 @@ class _FolderUpdate:
                 self._old_vectors = old.vectors
 
     def stored(self, contents: Collection[str]) -> set[str]:
-        journal = self._journal.contents()
-        return {content for content in contents if content in self._old_position or content in journal}
+        journals = self._journals.contents()
+        return {content for content in contents if content in self._old_position or content in journals}
 
     def put(self, rows: Sequence[Row], vectors: Vectors) -> None:
-        self._journal.append([row.content for row in rows], vectors)
+        self._journals.own.append([row.content for row in rows], vectors)
 
     def complete(self, rows: Sequence[Row], meta: Meta, save_model: Callable[[Path], None] | None) -> None:
         index = self._engine.folder
+        self._journals.read_others()
         building = Path(tempfile.mkdtemp(prefix="building-", dir=index))
         building.chmod(0o755)
         generation.write_rows(building / "rows.sqlite", rows)
@@ -318,7 +321,7 @@ class _FolderUpdate:
         meta["files"] = generation.describe_files(building)
         files.write_atomically(building / "meta.json", files.json_with_checksum(meta))
         generation.publish(index, building)
-        self._journal.remove()
+        self._journals.remove()
         self._engine.close()
 
     def _write_vectors(self, path: Path, rows: Sequence[Row]) -> Vectors:
@@ -343,7 +346,7 @@ class _FolderUpdate:
         if old and self._old_vectors is not None:
             result[old] = self._old_vectors[[self._old_position[contents[i]] for i in old]]
         if new:
-            result[new] = self._journal.vectors([contents[i] for i in new])
+            result[new] = self._journals.vectors([contents[i] for i in new])
         return result
 
     def _build_approximate(self, path: Path, vectors: Vectors) -> dict[str, Any] | None:

@@ -14,38 +14,48 @@ import numpy as np
 
 from forerank.search.engine import Vectors
 
+JOURNAL = "embedded.log"
+
 
 class Journal:
-    """Open or begin the journal at `path` for vectors of `dim` from one model; another model's is emptied."""
+    """Open or begin the journal at `path` for vectors of `dim` from one model; another model's is emptied.
 
-    def __init__(self, path: Path, dim: int, model: str) -> None:
+    Another process's journal is only read: what it still writes is not seen, and nothing of it is cut off.
+    """
+
+    def __init__(self, path: Path, dim: int, model: str, *, only_read: bool = False) -> None:
         self._path, self._dim = path, dim
         self._record = 16 + 4 * dim + 4
         header = json.dumps({"format": 1, "dim": dim, "model": model}).encode() + b"\n"
         self._start = len(header)
         self._position: dict[str, int] = {}  # content -> record number
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("r+b" if path.exists() else "w+b")
+        self._file = path.open("rb" if only_read else "r+b" if path.exists() else "w+b")
         if self._file.read(len(header)) == header:
-            self._read_records()
-        else:
+            end = self._read_records()
+            if not only_read:  # what follows is torn: cut it off, so that appended records stay aligned
+                self._file.seek(end)
+                self._file.truncate()
+        elif not only_read:
             self._file.seek(0)
             self._file.truncate()
             self._file.write(header)
-        self._file.flush()
+            self._file.flush()
 
-    def _read_records(self) -> None:
+    def _read_records(self) -> int:
+        """Note where each whole record is; the position after the last one."""
         number = 0
         while len(record := self._file.read(self._record)) == self._record and _whole(record):
             self._position[record[:16].hex()] = number
             number += 1
-        # What follows is torn: cut it off, so that appended records stay aligned.
-        self._file.seek(self._start + number * self._record)
-        self._file.truncate()
+        return self._start + number * self._record
 
     def contents(self) -> set[str]:
         """Which contents have a vector here."""
         return set(self._position)
+
+    def __contains__(self, content: str) -> bool:
+        return content in self._position
 
     def append(self, contents: Sequence[str], vectors: Vectors) -> None:
         """Write vectors (n, D) and wait until they are on disk."""
@@ -80,3 +90,53 @@ class Journal:
 
 def _whole(record: bytes) -> bool:
     return zlib.crc32(record[:-4]) == int.from_bytes(record[-4:], "little")
+
+
+class Journals:
+    """The journal of this process, and those that other processes of this run or an earlier one have left."""
+
+    def __init__(self, folder: Path, dim: int, model: str, rank: int) -> None:
+        self._folder, self._dim, self._model = folder, dim, model
+        self.own = Journal(folder / of_rank(JOURNAL, rank), dim, model)
+        self._own_name = of_rank(JOURNAL, rank)
+        self._others: list[Journal] = []
+        self.read_others()
+
+    def read_others(self) -> None:
+        """Look again at what other processes have written."""
+        for journal in self._others:
+            journal.close()
+        names = sorted(f.name for f in self._folder.glob(f"{JOURNAL}*") if f.name != self._own_name)
+        self._others = [Journal(self._folder / n, self._dim, self._model, only_read=True) for n in names]
+
+    def contents(self) -> set[str]:
+        """Which contents have a vector in any of them."""
+        return self.own.contents().union(*(journal.contents() for journal in self._others))
+
+    def vectors(self, contents: Sequence[str]) -> Vectors:
+        """The vectors (n, D) of these contents."""
+        result = np.empty((len(contents), self._dim), np.float32)
+        missing = list(range(len(contents)))
+        for journal in (self.own, *self._others):
+            here = [i for i in missing if contents[i] in journal]
+            result[here] = journal.vectors([contents[i] for i in here])
+            missing = [i for i in missing if contents[i] not in journal]
+        if missing:
+            raise KeyError(contents[missing[0]])
+        return result
+
+    def remove(self) -> None:
+        """The vectors are in an index now."""
+        self.close()
+        for file in self._folder.glob(f"{JOURNAL}*"):
+            file.unlink()
+
+    def close(self) -> None:
+        """Close the files and leave them for the next run."""
+        for journal in (self.own, *self._others):
+            journal.close()
+
+
+def of_rank(name: str, rank: int) -> str:
+    """The name of a file that every process of a run has for itself."""
+    return f"{name}.{rank}" if rank else name

@@ -6,17 +6,21 @@ says about itself what it must (model, image root, threshold) in a second, one-r
 """
 
 import json
+from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from forerank.console import say
 from forerank.errors import InputError, require
 from forerank.search.engine import EVERYTHING, Abilities, Filter, Ids, Meta, RowNeighbours, Vectors
-from forerank.search.milvus_connection import Connection, repeat
+from forerank.search.milvus_claim import claimed
+from forerank.search.milvus_connection import INFIX_LIKE, PATIENT_ATTEMPTS, Connection, repeat
 from forerank.search.rows import LARGEST_ID, Row, id_of
 
 FORMAT = 2
@@ -28,7 +32,11 @@ LONGEST_TEXTS = {"path": 8192, "label": 4096, "content": 64, "folded": 40_960}
 PLAIN = str.maketrans("%_\\", "\ue000\ue001\ue002")
 LONGEST_META = 65_535
 MOST_NEIGHBOURS = 16_384  # Milvus' own limit
-BATCH_ROWS = 1000  # rows in one request for rows
+# Searches see what this process has stored, and what others stored a moment ago: to see all that was
+# acknowledged anywhere ("Strong"), each search would wait for the clock of the server, 0.2 s or more.
+SESSION = {"consistency_level": "Session"}
+MOST_CHOSEN = 100_000  # ids that one request may name
+BATCH_ROWS = 4000  # rows in one request for rows: a consistent read costs a fixed 0.2 s or more
 BATCH_BYTES = 8 * 2**20  # of vectors in one request; Milvus takes 64 MB
 
 
@@ -36,7 +44,7 @@ class MilvusEngine:
     """An index in a Milvus collection; see `forerank.search.engine.Engine` for what each method promises."""
 
     abilities = Abilities(
-        approximate=False, keeps_model=False, dense_ids=False, filters_on_server=True, excludes_writers=False
+        approximate=False, keeps_model=False, dense_ids=False, filters_on_server=True, excludes_writers=True
     )
     forms = "milvus:FILE.db or milvus:http://HOST:PORT#COLLECTION"
 
@@ -56,6 +64,7 @@ class MilvusEngine:
         self._place = place if self._remote else str(Path(place).absolute())
         self._connection = Connection(self._place, address)
         self._call = self._connection.call
+        self._told = False
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -97,9 +106,18 @@ class MilvusEngine:
     def search(self, queries: Vectors, k: int, where: Filter = EVERYTHING) -> RowNeighbours:
         if k > MOST_NEIGHBOURS:
             raise InputError(f"Milvus gives at most {MOST_NEIGHBOURS} neighbours, not {k}.")
-        k = min(k, self.count())
         answers: list[list[dict[str, Any]]] = []
-        options: dict[str, Any] = {"filter": _condition(where), "limit": k, "output_fields": ["id"]}
+        condition = _condition(where)
+        if self._filters_here(where):
+            accepted = islice(self._rows_here(where, "id >= 0", BATCH_ROWS), MOST_CHOSEN + 1)
+            chosen = [row.id for row in accepted]
+            if len(chosen) > MOST_CHOSEN:
+                raise InputError(
+                    f"the text {where.text!r} is in more than {MOST_CHOSEN:,} rows, too many for a search "
+                    "at a server before Milvus 2.4: give a rarer text, or upgrade the server."
+                )
+            condition = f"id in {chosen}"
+        options: dict[str, Any] = {"filter": condition, "limit": k, "output_fields": ["id"], **SESSION}
         for start in range(0, len(queries) if k else 0, 256):
             answers += self._call("search", self._name, data=queries[start : start + 256], **options)
         width = max(map(len, answers), default=0)
@@ -112,7 +130,7 @@ class MilvusEngine:
         return RowNeighbours(ids, similarities)
 
     def rows(self, ids: Sequence[int]) -> list[Row]:
-        records = self._get(ids, FIELDS)
+        records = self._get(ids, FIELDS, **SESSION)
         return [_row(records[int(i)]) for i in ids]
 
     def vectors(self, ids: Sequence[int]) -> Vectors:
@@ -122,27 +140,43 @@ class MilvusEngine:
             len(ids), -1 if len(ids) else dim
         )
 
-    def _get(self, ids: Sequence[int], fields: list[str]) -> dict[int, dict[str, Any]]:
+    def _get(self, ids: Sequence[int], fields: list[str], **options: Any) -> dict[int, dict[str, Any]]:
         """The records of those ids that exist."""
         records: dict[int, dict[str, Any]] = {}
         wanted = sorted({int(i) for i in ids})
         for start in range(0, len(wanted), BATCH_ROWS):
             part = wanted[start : start + BATCH_ROWS]
-            for record in self._call("get", self._name, ids=part, output_fields=fields):
+            for record in self._call("get", self._name, ids=part, output_fields=fields, **options):
                 records[record["id"]] = record
         return records
 
     def page(self, after: int = -1, limit: int = 60, where: Filter = EVERYTHING) -> list[Row]:
-        rows: list[Row] = []
-        for records in self._iterate(_condition(where, f"id > {int(after)}"), FIELDS, max(limit, 16)):
-            rows += map(_row, records)
-            if len(rows) >= limit:
-                break
-        return rows[:limit]
+        return list(islice(self._rows_here(where, f"id > {int(after)}", max(limit, 16)), limit))
+
+    def _filters_here(self, where: Filter) -> bool:
+        """Whether a text has to be looked for in this process: before Milvus 2.4 a server compares only the
+        beginning of a text."""
+        if not where.text or self._connection.version >= INFIX_LIKE:
+            return False
+        if not self._told:
+            self._told = True
+            say(
+                f"the server of {self.address} is older than Milvus 2.4 and cannot look for a text inside "
+                "paths: all rows are read and compared here, which takes long in a large index."
+            )
+        return True
+
+    def _rows_here(self, where: Filter, also: str, batch: int) -> Iterator[Row]:
+        """The rows that a filter accepts, by ascending id."""
+        here = self._filters_here(where)
+        condition = _condition(replace(where, text="") if here else where, also)
+        for records in self._iterate(condition, FIELDS, BATCH_ROWS if here else min(batch, BATCH_ROWS)):
+            yield from (row for row in map(_row, records) if not here or where.accepts(row))
 
     def values(self, column: str, text: str = "", limit: int = 50) -> list[str]:
         values, folded = set[str](), text.casefold()
-        condition, field = _condition(Filter(text=text), 'label != ""'), "label"
+        where = Filter(text="" if self._filters_here(Filter(text=text)) else text)
+        condition, field = _condition(where, 'label != ""'), "label"
         if column != "label":
             condition, field = "id >= 0", "columns"
         for records in self._iterate(condition, ["id", field], BATCH_ROWS):
@@ -159,7 +193,7 @@ class MilvusEngine:
             yield [_row(record) for record in records], np.array([r["vector"] for r in records], np.float32)
 
     def all_rows(self) -> Iterator[Row]:
-        for records in self._iterate("id >= 0", FIELDS, 4 * BATCH_ROWS):
+        for records in self._iterate("id >= 0", FIELDS, BATCH_ROWS):
             yield from map(_row, records)
 
     def _iterate(self, condition: str, fields: list[str], batch: int) -> Iterator[list[dict[str, Any]]]:
@@ -167,7 +201,7 @@ class MilvusEngine:
         options: dict[str, Any] = {"filter": condition, "output_fields": fields, "batch_size": batch}
         iterator = self._call("query_iterator", self._name, **options)
         try:
-            while records := repeat(iterator.next, f"read from {self.address}"):
+            while records := repeat(iterator.next, f"read from {self.address}", PATIENT_ATTEMPTS):
                 yield sorted(records, key=lambda record: int(record["id"]))
         finally:
             iterator.close()
@@ -190,7 +224,9 @@ class MilvusEngine:
     # -- writing ------------------------------------------------------------------------------------------
 
     @contextmanager
-    def update(self, dim: int, model: str, approximate: bool | None = None) -> Iterator["_MilvusUpdate"]:
+    def update(
+        self, dim: int, model: str, approximate: bool | None = None, rank: int = 0
+    ) -> Iterator["_MilvusUpdate"]:
         meta = self.meta()
         if meta is not None and meta["model"]["fingerprint"] != model:
             raise InputError(
@@ -200,10 +236,14 @@ class MilvusEngine:
         if meta is None:
             self._create(dim)
             meta = {"dim": dim, "model": {"fingerprint": model}}
-        # Stored before the first row: a reader of a half-loaded index learns that it is one, and a run after
-        # one that was killed finishes what that one began.
-        self._write_meta({**meta, "complete": False})
-        yield _MilvusUpdate(self, dim)
+        if rank > 0:  # the first process of the run has the claim and has written the meta data
+            yield _MilvusUpdate(self, dim)
+            return
+        with claimed(self._call, self._name + "_meta", self.address):
+            # Stored before the first row: a reader of a half-loaded index learns that it is one, and a run
+            # after one that was killed finishes what that one began.
+            self._write_meta({**meta, "complete": False})
+            yield _MilvusUpdate(self, dim)
 
     def _create(self, dim: int) -> None:
         pymilvus = require("pymilvus")
@@ -257,7 +297,7 @@ class _MilvusUpdate:
         wanted = set(contents)
         ids: dict[str, int] = {}
         if wanted:
-            for records in self._engine._iterate("id >= 0", ["id", "content"], 4 * BATCH_ROWS):
+            for records in self._engine._iterate("id >= 0", ["id", "content"], BATCH_ROWS):
                 ids |= {r["content"]: int(r["id"]) for r in records if r["content"] in wanted}
         return ids
 
@@ -307,14 +347,14 @@ class _MilvusUpdate:
         return ids, records
 
     def complete(self, rows: Sequence[Row], meta: Meta, save_model: Callable[[Path], None] | None) -> None:
-        keep: list[int] = []
+        keep = array("q")  # eight bytes for each row, and nothing else of it
         absent: list[Row] = []  # moved, or a second file of the same bytes
         for start in range(0, len(rows), BATCH_ROWS):
             part = rows[start : start + BATCH_ROWS]
             ids, records = self._ids_for(part)
             known = [(row, number) for row, number in zip(part, ids, strict=True) if number in records]
             absent += [row for row, number in zip(part, ids, strict=True) if number not in records]
-            keep += [number for _, number in known]
+            keep.extend(number for _, number in known)
             changed = [
                 (row, number)
                 for row, number in known
@@ -325,15 +365,16 @@ class _MilvusUpdate:
         sources = self._ids_of({row.content for row in absent})
         for start in range(0, len(absent), BATCH_ROWS):
             part = absent[start : start + BATCH_ROWS]
-            keep += self._put(part, self._engine.vectors([sources[row.content] for row in part]))
-        self._delete_all_but(np.unique(np.array(keep, np.int64)))
+            keep.extend(self._put(part, self._engine.vectors([sources[row.content] for row in part])))
+        self._delete_all_but(np.sort(np.frombuffer(keep, np.int64)))
         self._engine._write_meta({**meta, "dim": self._dim, "complete": True})
 
     def _delete_all_but(self, keep: Ids) -> None:
         doomed: list[int] = []
-        for records in self._engine._iterate("id >= 0", ["id"], 4 * BATCH_ROWS):
+        for records in self._engine._iterate("id >= 0", ["id"], BATCH_ROWS):
             ids = np.array([record["id"] for record in records], np.int64)
-            doomed += ids[~np.isin(ids, keep)].tolist()
+            places = np.minimum(np.searchsorted(keep, ids), len(keep) - 1)
+            doomed += ids[keep[places] != ids].tolist() if len(keep) else ids.tolist()
         for start in range(0, len(doomed), BATCH_ROWS):
             self._engine._call("delete", self._engine._name, ids=doomed[start : start + BATCH_ROWS])
 

@@ -2,10 +2,11 @@
 
 import logging
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,12 @@ from forerank.console import say
 from forerank.errors import ForerankError, InputError, require
 
 T = TypeVar("T")
-ATTEMPTS = 7  # waits of 0.25, 0.5, ... 16 s: half a minute in all
+FULL_DISK = ("no space left", "disk quota exceeded", "diskquotaexhausted", "force deny writing reasons")
+ATTEMPTS = 7  # to reach a server: waits of 0.25, 0.5, ... 8 s, a quarter of a minute in all
+PATIENT_ATTEMPTS = 13  # of a server that was reached before: it may be starting again, two minutes in all
+LONGEST_WAIT = 16.0  # seconds
+OLDEST = (2, 3)  # the first Milvus that replaces rows by their id
+INFIX_LIKE = (2, 4)  # the first Milvus that finds a text inside another
 # Their logs repeat every error that we turn into a sentence, with a traceback.
 LOUD = (
     "pymilvus",
@@ -47,22 +53,35 @@ class Connection:
             self._client = repeat(
                 lambda: pymilvus.MilvusClient(self._place, token=token, timeout=10), f"reach {self._address}"
             )
+            if self.version < OLDEST:
+                self.close()
+                raise InputError(
+                    f"the server of {self._address} is Milvus {'.'.join(map(str, self.version))}: "
+                    f"Forerank needs {'.'.join(map(str, OLDEST))} or newer: upgrade it or give another one."
+                )
             if not self._remote:
                 _in_use[self._place] += 1
         return self._client
+
+    @cached_property
+    def version(self) -> tuple[int, ...]:
+        """The first two numbers of the version of the Milvus behind this address."""
+        stated = str(self.call("get_server_version"))
+        numbers = re.match(r"v?(\d+)\.(\d+)", stated)  # Milvus Lite says milvus_lite-3.2.2, and has it all
+        return tuple(map(int, numbers.groups())) if numbers else INFIX_LIKE
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """One request, repeated while the server is away."""
         client, what = self.client, f"{method} at {self._address}"
         request = partial(getattr(client, method), *arguments, **options)
         try:
-            return repeat(request, what)
+            return repeat(request, what, PATIENT_ATTEMPTS)
         except ForerankError as error:
             # A server that was started again has its collections on disk, not in memory.
             if not any(sign in str(error) for sign in ("released", "not loaded")):
                 raise
-            repeat(partial(client.load_collection, arguments[0]), what)
-            return repeat(request, what)
+            repeat(partial(client.load_collection, arguments[0]), what, PATIENT_ATTEMPTS)
+            return repeat(request, what, PATIENT_ATTEMPTS)
 
     def close(self) -> None:
         """Let go of the server."""
@@ -73,7 +92,7 @@ class Connection:
                 _release(self._place)
 
 
-def repeat(call: Callable[[], T], what: str) -> T:
+def repeat(call: Callable[[], T], what: str, attempts: int | None = None) -> T:
     """Call until it succeeds, waiting longer each time, as long as the fault is one that passes.
 
     Our own loop: tenacity would declare the same waits in as many lines, and the rest (the sentence before
@@ -82,8 +101,8 @@ def repeat(call: Callable[[], T], what: str) -> T:
     pymilvus = require("pymilvus")
     grpc = require("grpc")
 
-    wait = 0.25
-    for attempt in range(1, ATTEMPTS + 1):
+    wait, attempts = 0.25, attempts or ATTEMPTS
+    for attempt in range(1, attempts + 1):
         try:
             return call()
         except (pymilvus.MilvusException, grpc.RpcError, ConnectionError) as error:
@@ -91,18 +110,27 @@ def repeat(call: Callable[[], T], what: str) -> T:
                 raise InputError(
                     f"cannot {what}: the file is damaged or another process has it open."
                 ) from error
-            if attempt == ATTEMPTS or not _passes(error):
+            if any(sign in str(error).lower() for sign in FULL_DISK):
+                raise ForerankError(
+                    f"cannot {what}: the disk of the server is full; what was acknowledged is kept: "
+                    "free some space there and run the same command again."
+                ) from error
+            if attempt == attempts or not _passes(error):
                 raise ForerankError(f"cannot {what}: {_sentence(error)}") from error
             say(f"cannot {what} ({_sentence(error)}); trying again in {wait:g} s")
             time.sleep(wait)
-            wait *= 2
+            wait = min(2 * wait, LONGEST_WAIT)
     raise AssertionError("unreachable")
 
 
 def _passes(error: Exception) -> bool:
     """Whether a fault is of the kind that goes away: the server is starting, busy, or being replaced."""
     text = str(error).lower()
-    signs = ("unavailable", "fail connecting", "timeout", "deadline", "rate limit", "not ready", "connection")
+    signs = (
+        *("unavailable", "fail connecting", "timeout", "deadline", "rate limit", "not ready", "connection"),
+        # of a server that was started again and has not found all its parts yet
+        *("channel not", "node not", "no available", "not fully loaded", "unserviceable", "not healthy"),
+    )
     return isinstance(error, ConnectionError) or any(sign in text for sign in signs)
 
 

@@ -1,0 +1,74 @@
+"""Pictures from anywhere, one after the other: no list of all of them is held.
+
+A source is a folder, an image, a CSV table with a column `path`, tar shards (WebDataset layout), or any of
+these at an address that fsspec opens, such as s3://BUCKET/FOLDER. One file per kind of source.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from forerank.data.image_files import find_images
+from forerank.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture that is read when it is needed: `read` gives a path, or the bytes of the file."""
+
+    name: str
+    read: Callable[[], Path | bytes]
+
+
+def open_pictures(source: str | Path) -> Iterator[Picture]:
+    """The pictures of a source in a fixed order; a source that does not exist is refused at once.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / "a.jpg").write_bytes(b"")
+    0
+    >>> [Path(picture.name).name for picture in open_pictures(folder)]
+    ['a.jpg']
+    """
+    from forerank.data.sources import csv_rows, remote, tar_shards
+
+    if "://" in str(source):
+        return remote.pictures(str(source))
+    place = Path(source).expanduser()
+    if place.suffix.lower() == ".tar" and place.is_file():
+        return tar_shards.pictures([str(place)])
+    if place.suffix.lower() == ".csv" and place.is_file():
+        return csv_rows.pictures(str(place))
+    if place.is_dir() and (shards := sorted(str(file) for file in place.glob("*.tar"))):
+        return tar_shards.pictures(shards)
+    return (local_picture(file) for file in find_images(place))
+
+
+def local_picture(file: Path) -> Picture:
+    """A picture of the local file system."""
+    return Picture(str(file), lambda: file)
+
+
+def open_file(place: str) -> BinaryIO:
+    """Open a local file or an address for reading; it can seek."""
+    from forerank.data.sources import remote
+
+    try:
+        return remote.open_address(place) if "://" in place else Path(place).open("rb")
+    except OSError as error:
+        raise InputError(f"cannot open {place}: {error.strerror or error}") from error
+
+
+def beside(place: str, path: str) -> str:
+    """A path as a table means it: an address, an absolute path, or beginning at the folder of the table.
+
+    >>> beside("s3://shop/table.csv", "shoes/1.jpg"), beside("/data/table.csv", "s3://shop/1.jpg")
+    ('s3://shop/shoes/1.jpg', 's3://shop/1.jpg')
+    """
+    if "://" in path or Path(path).is_absolute():
+        return path
+    if "://" in place:
+        return f"{place.rpartition('/')[0]}/{path}"
+    return os.path.join(os.path.dirname(place), path)  # noqa: PTH118, PTH120 - ten million Paths take a minute

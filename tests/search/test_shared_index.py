@@ -1,0 +1,96 @@
+"""Several processes share the images of an index out; the result is that of one process, bit for bit."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from forerank.search import build_index, open_engine
+
+SHARED = """
+import os, signal, sys
+import forerank.search.build as build
+from forerank.models import Retriever
+from forerank.training.processes import joined
+
+model, images, address, dies = sys.argv[1:]
+with joined("cpu") as processes:
+    retriever = Retriever.load(model)
+    embed, calls = retriever.embed, []
+    def embed_or_die(*arguments, **options):
+        if dies == "dies" and not processes.first and calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls.append(1)
+        return embed(*arguments, **options)
+    retriever.embed = embed_or_die
+    report = build.build_index(retriever, images, address, part=2)
+    if processes.first:
+        print(report.count, report.resumed, report.embedded, len(calls))
+"""
+
+
+@pytest.fixture
+def shared(tmp_path, model_folder, image_folder):
+    """Run the program above in two processes."""
+    program = tmp_path / "shared.py"
+    program.write_text(SHARED)
+
+    def run(address, dies="lives"):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command = [*launcher, str(program), str(model_folder), str(image_folder), str(address), dies]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+    return run
+
+
+def stored(address):
+    engine = open_engine(address)
+    rows = [(row, vector.tobytes()) for part in engine.scan() for row, vector in zip(*part, strict=True)]
+    engine.close()
+    return rows
+
+
+def test_two_processes_build_the_index_of_one(tmp_path, shared, model_folder, image_folder):
+    build_index(model_folder, image_folder, tmp_path / "one", part=2)
+    two = shared(tmp_path / "two")
+    assert two.returncode == 0, two.stderr[-2000:]
+    assert two.stdout.split() == ["12", "0", "12", "3"]  # each process embedded three of the six parts
+    assert stored(tmp_path / "two") == stored(tmp_path / "one")
+    assert not list((tmp_path / "two").glob("embedded.log*"))
+
+
+def test_the_part_of_a_killed_process_is_done_by_the_next_run(tmp_path, shared, model_folder, image_folder):
+    build_index(model_folder, image_folder, tmp_path / "one", part=2)
+    killed = shared(tmp_path / "two", "dies")
+    assert killed.returncode != 0
+    assert open_engine(tmp_path / "two").meta() is None
+    report = build_index(model_folder, image_folder, tmp_path / "two", part=2)  # one process, all journals
+    assert report.count == 12
+    assert report.resumed + report.embedded == 12
+    assert 2 <= report.resumed <= 8  # what the killed process and the other one had finished
+    assert stored(tmp_path / "two") == stored(tmp_path / "one")
+
+
+def test_processes_meet_in_milvus(milvus_server, tmp_path, shared, model_folder, image_folder):
+    address = f"{milvus_server.address}#shared"
+    killed = shared(address, "dies")
+    assert killed.returncode != 0
+    two = shared(address)
+    assert two.returncode == 0, two.stderr[-2000:]
+    count, resumed, embedded, _ = map(int, two.stdout.split())
+    assert (count, resumed + embedded) == (12, 12)
+    assert resumed >= 2
+    build_index(model_folder, image_folder, tmp_path / "one", part=2)
+    one = {row.path: vector for row, vector in stored(tmp_path / "one")}
+    assert {row.path: vector for row, vector in stored(address)} == one
+
+
+def test_the_command_shares_the_work(tmp_path, model_folder, image_folder):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    place = tmp_path / "index"
+    command = [*launcher, "-m", "forerank", "index", str(model_folder), str(image_folder), "-o", str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("12 images (12 embedded") == 1  # only the first process speaks
