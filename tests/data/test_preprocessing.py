@@ -124,3 +124,24 @@ def test_round_trip_and_refusals() -> None:
             Preprocessing(**bad)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="did you mean 'resize'"):
         Preprocessing.from_dict({"resise": 3})
+
+
+def test_colours_and_erasing_change_training_views_only_and_repeatably() -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+    image, plain = Image.fromarray(pixels), Preprocessing(size=32, resize=32, flip=0.0)
+    before = training_view(image, plain, Random(1))
+    erased = training_view(image, plain.with_training_view("paper", erase=1.0), Random(1))
+    gone = (erased != before).any(dim=0)
+    assert 0.01 < gone.float().mean() < 0.36
+    assert (erased[:, gone] == 0).all()
+    jittered = plain.with_training_view("paper", colour=0.3)
+    views = [training_view(image, jittered, Random(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(views[0], views[1])
+    assert not torch.equal(views[0], views[2])
+    assert not torch.equal(views[0], before)
+    assert torch.equal(evaluation_view(image, jittered), evaluation_view(image, plain))
+    assert plain.to_dict().keys() == Preprocessing().to_dict().keys() - {"colour", "erase"}
+    assert Preprocessing.from_dict(jittered.to_dict()) == jittered
+    for wrong in ({"colour": 1.0}, {"erase": 1.5}):
+        with pytest.raises(InputError, match="must be"):
+            Preprocessing(**wrong)
