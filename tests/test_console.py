@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import nbclient
+import nbformat
 import pytest
 
 from forerank.console import say_if_slow
@@ -36,9 +38,6 @@ def test_a_terminal_sees_the_bar_and_a_pipe_sees_nothing() -> None:
 
 
 def test_a_notebook_sees_the_bar() -> None:
-    for module in ("ipykernel", "ipywidgets"):
-        pytest.importorskip(module)
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     cell = f"from forerank.console import in_notebook\nassert in_notebook()\n{COUNT}"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
     nbclient.NotebookClient(notebook, timeout=120).execute()
