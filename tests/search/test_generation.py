@@ -208,3 +208,17 @@ def test_a_large_index_is_verified_on_demand_and_before_its_vectors_are_taken_ov
         engine.verify()
     with engine.update(vectors.shape[1], engine.meta()["model"]["fingerprint"]) as update:
         assert update.stored([row.content for row in rows]) == set()
+
+
+def test_a_cell_of_another_type_is_damage(tmp_path, fill, make_rows, random_vectors, monkeypatch):
+    """As a stranger's index may have it, or a large one that was not verified."""
+    import sqlite3
+
+    monkeypatch.setattr(generation, "VERIFIED_WHEN_OPENED", 0)
+    fill(open_engine(tmp_path / "index"), make_rows(["a/1.png"]), random_vectors(1))
+    file = next((tmp_path / "index").glob("generation-*/rows.sqlite"))
+    with sqlite3.connect(file) as database:
+        database.execute("UPDATE rows SET columns = ?", (b"{\xff",))
+    database.close()
+    with pytest.raises(InputError, match=r"rows.sqlite is damaged"):
+        open_engine(tmp_path / "index").rows([0])

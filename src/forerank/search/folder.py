@@ -147,9 +147,11 @@ class FolderEngine:
             after = rows[-1].id
 
     def _select(self, condition: str, values: Sequence[object]) -> list[Row]:
-        return list(
-            generation.to_rows(self._execute(f"SELECT {generation.COLUMNS} FROM rows {condition}", values))
-        )
+        found = self._execute(f"SELECT {generation.COLUMNS} FROM rows {condition}", values)
+        try:
+            return list(generation.to_rows(found))
+        except (ValueError, TypeError) as error:  # a cell is of another type than was written
+            raise self._damaged_rows(error) from error
 
     def _execute(self, query: str, values: Sequence[object]) -> list[Any]:
         with self._lock:
@@ -157,9 +159,10 @@ class FolderEngine:
             try:
                 return opened.database.execute(query, tuple(values)).fetchall()
             except sqlite3.DatabaseError as error:
-                raise InputError(
-                    f"{opened.folder / 'rows.sqlite'} is damaged ({error}): {generation.AGAIN}"
-                ) from error
+                raise self._damaged_rows(error) from error
+
+    def _damaged_rows(self, error: Exception) -> InputError:
+        return InputError(f"{self._open().folder / 'rows.sqlite'} is damaged ({error}): {generation.AGAIN}")
 
     def model_folder(self) -> Path | None:
         folder = self._open().folder / "model"
