@@ -84,6 +84,7 @@ def serve_index(
             proxy_headers=False,  # what a proxy says is believed by `Guard`, and only when told
             server_header=False,
             h11_max_incomplete_event_size=64_000,
+            timeout_graceful_shutdown=5,  # Ctrl-C does not wait for clients that never finish
         )
     )
     with contextlib.suppress(KeyboardInterrupt):  # the way to end it
