@@ -92,7 +92,7 @@ def serving(folder: Path) -> Iterator[Server]:
             raise RuntimeError("an ordinary picture cannot be searched for")
         yield server
         process.send_signal(signal.SIGINT)
-        process.wait(30)
+        process.wait(60)
         reader.join(5)
     finally:
         if process.poll() is None:

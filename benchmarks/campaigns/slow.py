@@ -43,15 +43,14 @@ def run(tries: int, seed: int, folder: Path) -> Tally:
         loaded, statuses = _searches(server, tries, rng)
         memory = server.memory() - before
         upload = _upload(server)
+        log = "".join(server.log)
         stop.set()
         for client in clients:
             client.join(0.1)
         time.sleep(1)
     for status in statuses:
         tally.count(status == 200, f"an ordinary search answered {status}")
-    tally.count(
-        not any("Traceback" in line for line in server.log), f"traceback: {''.join(server.log)[:300]}"
-    )
+    tally.count("Traceback" not in log, f"traceback: {log[:300]}")
     quiet_p99, loaded_p99 = np.quantile(quiet, 0.99), np.quantile(loaded, 0.99)
     ratio = loaded_p99 / quiet_p99
     tally.count(

@@ -1,6 +1,5 @@
 """An index that changes while it is served, and images that are added through the API."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from forerank.errors import InputError
+from forerank.files import json_with_checksum, read_json_with_checksum
 from forerank.search import Index, build_index
 from forerank.search.add import place_of
 from forerank.web.reloading import Reloading
@@ -96,11 +96,11 @@ def test_a_new_threshold_is_taken_up(serving, address, retriever):
 def test_a_damaged_index_is_not_taken_up(serving, address, retriever):
     with serving(Index.open(address, model=retriever), make=Reloading, look_seconds=0.05) as site:
         meta = address / "generation-000001" / "meta.json"
-        whole = meta.read_text()
+        values = read_json_with_checksum(meta)
         meta.write_text("{")
         time.sleep(0.5)
         assert httpx.get(f"{site}/api/rows/1/search").status_code == 200
-        meta.write_text(json.dumps({**json.loads(whole), "columns": ["price"]}))
+        meta.write_text(json_with_checksum({**values, "columns": ["price"]}))
         wait_until(lambda: httpx.get(f"{site}/api/index").json()["columns"] == ["price"])
 
 

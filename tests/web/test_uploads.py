@@ -186,3 +186,13 @@ def test_decoders_end_with_the_server(start, picture):
     process.wait()
     _, alive = psutil.wait_procs(children, timeout=20)
     assert alive == []
+
+
+def test_clients_that_never_finish_do_not_keep_the_server_from_ending(start, picture):
+    site, process = start()
+    assert httpx.post(f"{site}/api/search", content=picture(), timeout=60).status_code == 200
+    waiting = [send_almost_all(site, 1000) for _ in range(5)]  # their bodies would be waited for a minute
+    process.send_signal(signal.SIGINT)
+    process.wait(30)
+    for connection in waiting:
+        connection.close()
