@@ -21,15 +21,13 @@ from forerank.errors import InputError, require
 from forerank.search.engine import EVERYTHING, Abilities, Filter, Ids, Meta, RowNeighbours, Vectors
 from forerank.search.milvus_claim import claimed
 from forerank.search.milvus_connection import INFIX_LIKE, PATIENT_ATTEMPTS, Connection, repeat
+from forerank.search.milvus_filter import condition_of, folded_text
 from forerank.search.rows import LARGEST_ID, Row, id_of
 
 FORMAT = 2
 FIELDS = ["id", "path", "label", "content", "size", "modified", "columns"]
 # Bytes that a text may have. `folded` is path and label in lower case, which can take more bytes.
 LONGEST_TEXTS = {"path": 8192, "label": 4096, "content": 64, "folded": 40_960}
-# Signs of the pattern language, replaced in `folded` by characters without a meaning: servers differ in how,
-# and whether, such a sign can be escaped.
-PLAIN = str.maketrans("%_\\", "\ue000\ue001\ue002")
 LONGEST_META = 65_535
 MOST_NEIGHBOURS = 16_384  # Milvus' own limit
 # Searches see what this process has stored, and what others stored a moment ago: to see all that was
@@ -107,7 +105,7 @@ class MilvusEngine:
         if k > MOST_NEIGHBOURS:
             raise InputError(f"Milvus gives at most {MOST_NEIGHBOURS} neighbours, not {k}.")
         answers: list[list[dict[str, Any]]] = []
-        condition = _condition(where)
+        condition = condition_of(where)
         if self._filters_here(where):
             accepted = islice(self._rows_here(where, "id >= 0", BATCH_ROWS), MOST_CHOSEN + 1)
             chosen = [row.id for row in accepted]
@@ -169,14 +167,14 @@ class MilvusEngine:
     def _rows_here(self, where: Filter, also: str, batch: int) -> Iterator[Row]:
         """The rows that a filter accepts, by ascending id."""
         here = self._filters_here(where)
-        condition = _condition(replace(where, text="") if here else where, also)
+        condition = condition_of(replace(where, text="") if here else where, also)
         for records in self._iterate(condition, FIELDS, BATCH_ROWS if here else min(batch, BATCH_ROWS)):
             yield from (row for row in map(_row, records) if not here or where.accepts(row))
 
     def values(self, column: str, text: str = "", limit: int = 50) -> list[str]:
         values, folded = set[str](), text.casefold()
         where = Filter(text="" if self._filters_here(Filter(text=text)) else text)
-        condition, field = _condition(where, 'label != ""'), "label"
+        condition, field = condition_of(where, 'label != ""'), "label"
         if column != "label":
             condition, field = "id >= 0", "columns"
         for records in self._iterate(condition, ["id", field], BATCH_ROWS):
@@ -317,7 +315,7 @@ class _MilvusUpdate:
                     **{name: getattr(row, name) for name in FIELDS},
                     "id": number,
                     "columns": dict(row.columns),
-                    "folded": _folded(f"{row.path}\n{row.label}"),
+                    "folded": folded_text(f"{row.path}\n{row.label}"),
                     "vector": vector,
                 }
                 for row, number, vector in zip(part, numbers, vectors[start : start + step], strict=True)
@@ -389,32 +387,3 @@ def _row(record: dict[str, Any]) -> Row:
         int(record["id"]),
         record["columns"],
     )
-
-
-def _folded(text: str) -> str:
-    """What texts are compared by: Milvus compares letters as they are written, and so in lower case.
-
-    >>> _folded("ÄPFEL") == _folded("äpfel")
-    True
-    """
-    return text.casefold().translate(PLAIN)
-
-
-def _condition(where: Filter, also: str = "id >= 0") -> str:
-    """A filter in Milvus' own language.
-
-    >>> _condition(Filter(label="a", text="Shoe", columns=(("price", "9"),)))
-    'id >= 0 and label == "a" and folded like "%shoe%" and columns["price"] == "9"'
-    """
-    conditions = [also]
-    if where.label is not None:
-        conditions.append(f"label == {_quoted(where.label)}")
-    if where.text:
-        conditions.append(f"folded like {_quoted(f'%{_folded(where.text)}%')}")
-    conditions += [f"columns[{_quoted(name)}] == {_quoted(value)}" for name, value in where.columns]
-    return " and ".join(conditions)
-
-
-def _quoted(text: str) -> str:
-    """A string literal of Milvus' filter language."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
