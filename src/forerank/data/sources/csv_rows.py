@@ -3,7 +3,6 @@
 import csv
 import io
 from collections.abc import Iterator
-from pathlib import Path
 
 from forerank.data.sources import Picture, beside, local_picture, open_file, remote
 from forerank.errors import InputError
@@ -31,4 +30,4 @@ def _rows(
             if not path:
                 raise InputError(f"{table} line {number}: 'path' is empty")
             place = beside(table, path)
-            yield remote.picture(place) if "://" in place else local_picture(Path(place))
+            yield remote.picture(place) if "://" in place else local_picture(place)
