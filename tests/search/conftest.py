@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from forerank.search.rows import Row, hash_bytes
@@ -54,8 +55,10 @@ class MilvusServer:
 
     def kill(self) -> None:
         if self.process is not None:
+            children = psutil.Process(self.process.pid).children(recursive=True)
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+            psutil.wait_procs(children, timeout=10)  # they hold ports and locks until they are gone
             self.process = None
 
 
