@@ -4,7 +4,6 @@ Every choice is made on the validation classes. The test classes choose nothing;
 of the gain was luck of the choice.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -103,16 +102,14 @@ def train_within(
         return finished_outcome(run)
     base_file = run / SEARCH / RECIPE
     if base_file.exists():
-        recipe, fixed = (
-            load_recipe(base_file),
-            frozenset(json.loads((run / SEARCH / "fixed.json").read_text())),
-        )
+        known = read_json(run / SEARCH / "fixed.json", ("fixed",), f"remove {run} to start again")
+        recipe, fixed = load_recipe(base_file), frozenset(known["fixed"])
     else:
         refuse_other_run(run, recipe)
         for place in (run / RECIPE, base_file):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(recipe_text(recipe), encoding="utf-8")
-        write_json(run / SEARCH / "fixed.json", sorted(fixed))
+        write_json(run / SEARCH / "fixed.json", {"fixed": sorted(fixed)})
     clock.save()
     search = _Search.open(recipe, run, clock, fixed)
     winner = search.compare_trials()
