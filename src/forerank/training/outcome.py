@@ -112,7 +112,7 @@ def measure_before(run: Path, a: Assembly, prelude: Prelude) -> dict[str, Any]:
 
     # The first row is the "before" of the headline.
     evaluations = dict(prelude.rows)
-    name = before_name(recipe)
+    name = "head" if prelude.rows else before_name(recipe)  # what a search gave to this run
     report = recipe.evaluation.report and len(a.test.table) > 0
     if report or a.chooser is a.test:
         evaluations[name] = measure(

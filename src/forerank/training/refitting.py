@@ -51,7 +51,7 @@ def refit(run: Path, deadline: float | None = None) -> Outcome:
     """Train the settings of a finished run once more on all its classes, into ``RUN/refit``; resumable."""
     run = Path(run)
     results, source = finished_outcome(run).results, run
-    if results["kept"] == "given" and is_run(run / HEADS):  # training all weights did not help the head
+    if results["kept"] == "head" and is_run(run / HEADS):  # training all weights did not help the head
         source = run / HEADS
         results = finished_outcome(source).results
     recipe = refit_recipe(load_recipe(source / RECIPE), results)
