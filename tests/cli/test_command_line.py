@@ -90,7 +90,7 @@ def test_doctor_says_how_to_get_what_is_missing(
 ) -> None:
     monkeypatch.setitem(__import__("forerank.errors", fromlist=["EXTRAS"]).EXTRAS, "no_such_module", "onnx")
     assert run(["doctor"]) == 0
-    assert "pip install 'forerank[onnx]'" in capsys.readouterr().out
+    assert "pip install 'forerank[onnx" in capsys.readouterr().out
 
 
 def test_a_reader_that_goes_away_is_not_a_fault() -> None:

@@ -137,7 +137,7 @@ def test_a_registered_metric_is_in_console_json_report_and_intervals(tmp_path, m
     assert "<td>mean_first_rank</td>" in before._repr_html_()
     page = write_report(tmp_path / "r.html", title="x", evaluations={"a": before, "b": after}).read_text()
     row = page[page.index("mean rank</th>") :]
-    assert '<td class="up">−' in row[: row.index("</tr>")]  # lower is better
+    assert '<td class="difference up">−' in row[: row.index("</tr>")]  # lower is better
 
 
 def test_the_guide_has_every_metric_with_its_definition():

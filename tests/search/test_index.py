@@ -114,7 +114,7 @@ def test_commands_calibrate_no_match_and_duplicates(built, image_folder, capsys)
         (["index", "no-such-model", ".", "-o", "x"], "no-such-model"),
         (["index", "glyphnet", "no/such/folder", "-o", "x"], "no/such/folder"),
         (["duplicates", "nothing.index"], "there is no index"),
-        (["audit", "nothing"], "not a run folder"),
+        (["audit", "nothing"], "nor a folder nor a CSV file"),
         (["serve", "nothing.index"], "there is no index"),
         (["search", "ftp://x/y", "q.png"], "unknown kind of index"),
     ],
