@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -283,4 +284,5 @@ def _tensor(values: Any, **options: Any) -> Tensor:
 
 
 _libraries = _register()  # they take their operators with them when they go
+_device_constructors()  # `with torch.device(...)` remembers torch.tensor as it is, before it is replaced
 torch.tensor = _tensor
