@@ -59,7 +59,6 @@ def search(
     from forerank.files import write_atomically
     from forerank.models import keep_freed_memory
     from forerank.search.answers import answer_files, write_answers
-    from forerank.search.calibration import decide_by_vote
     from forerank.search.engine import EVERYTHING
     from forerank.search.index import Index, Matches
 
@@ -89,7 +88,11 @@ def search(
         return
     voters = ((opened.meta.get("threshold") or {}).get("vote") or {}).get("neighbours", 0)
     deep = opened.search(query, max(k, voters) if k > 0 else k, condition)
-    decision = decide_by_vote(opened, deep.hits)
+    decision = None
+    if voters:  # what calibrates loads torch, which a plain search does without
+        from forerank.search.calibration import decide_by_vote
+
+        decision = decide_by_vote(opened, deep.hits)
     matches = Matches(deep.hits[:k], deep.threshold)
     if json:
         voted = {} if decision is None else {"vote": asdict(decision)}
