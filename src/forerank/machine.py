@@ -15,9 +15,13 @@ _CORE = ("torch", "numpy", "numba", "pillow", "matplotlib", "safetensors")
 # What each extra is for, shown by `forerank doctor`.
 PURPOSES = {
     "baselines": "losses of pytorch-metric-learning under the same protocol",
+    "budget": "forerank train --minutes (Optuna)",
     "search": "forerank index and search (faiss)",
     "web": "forerank serve",
+    "map": "forerank map (UMAP)",
     "milvus": "an index in Milvus",
+    "mlflow": "tracking=mlflow",
+    "wandb": "tracking=wandb",
     "timm": "backbones timm:NAME, the paper's ResNet-50",
     "hf": "backbones hf:NAME",
     "onnx": "forerank export --onnx",

@@ -19,7 +19,7 @@ def combine(positives: Vectors, negatives: Vectors | None = None, share: float =
         negatives: (N, D); none by default.
         share: weight of the negatives, 0.5 by default.
 
-    >>> combine(np.eye(3)[:1], np.eye(3)[1:2]).round(3).tolist()
+    >>> [round(float(x), 3) for x in combine(np.eye(3)[:1], np.eye(3)[1:2])]
     [0.894, -0.447, 0.0]
     """
     if not len(positives):
