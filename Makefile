@@ -16,7 +16,7 @@ help: ## show this list
 .venv/user.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Setting up .venv (once; about a minute) ..."
 	@$(PIP) torch
-	@$(PIP) --editable '.[web]'
+	@$(PIP) --editable '.[web,openvino]'
 	@touch $@
 
 .venv/dev.stamp: .venv/user.stamp
