@@ -65,7 +65,7 @@ def step_times(batch: int, rounds: int, folder: Path) -> list[list[object]]:
     a = build([f"batch_size={batch}", "images_per_class=4"])
     batches = Batches(a.recipe, a.plan, a.train.data, range(10_000), CPU)
     stream = iter(batches)
-    record = Record(folder, a.processes, 0, 0)
+    record = Record(folder, a.recipe, a.processes, 0, 0)
     done = 0
     images = torch.cat([a.train.data[key][0][None] for key in a.plan.keys(0)])
     labels = torch.arange(batch // 4).repeat_interleave(4)

@@ -1,0 +1,29 @@
+"""The benchmarks that the documents name still run, in their smallest form; what they measure is not judged."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        ("training.py --quick", "over bare"),
+        ("evaluate.py --sizes 300 --sets hard --skip whole", "faiss/default"),
+        ("evaluate_memory.py --count 300 --large 2000", "gallery of 2,000"),
+        ("kmeans.py --count 500 --dim 8 --clusters 10", "faiss takes"),
+        ("embedding.py --images 4 --rounds 1", "of the limit"),
+        ("pipeline.py --images 4 --rounds 1", "plain Pillow"),
+        ("table.py --rows 500", "500"),
+    ],
+)
+def test_runs(words: str, printed: str, tmp_path: Path) -> None:
+    script, *options = words.split()
+    command = [sys.executable, str(BENCHMARKS / script), *options]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert printed in ended.stdout
