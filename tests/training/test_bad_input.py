@@ -24,6 +24,7 @@ from .conftest import QUICK
     (["ema=1.5"], "optimiser.ema must lie between 0 and 1"),
     (["blend=0"], "optimiser.blend must be above 0 and at most 1"),
     (["blend=0.5", "freeze_batch_norm=false"], "optimiser.blend mixes with pretrained weights"),
+    (["frozen=1"], "model.frozen must be 0 or more and below 1"),
     (["steps=0"], "schedule.steps must be at least 1"),
     (["seed=-1"], "seed must be 0 or more"),
     (["image_size=0"], "model.image_size must be at least 1"),

@@ -147,6 +147,15 @@ def test_the_warm_up_of_the_head_leaves_the_backbone_alone(images: Path, tmp_pat
     assert not torch.equal(long["head.weight"], short["head.weight"])
 
 
+def test_frozen_layers_stay_and_the_others_learn(images: Path, tmp_path: Path) -> None:
+    for steps in (1, 12):
+        train(load_recipe(images, [*QUICK, "frozen=0.5", f"steps={steps}"]), tmp_path / str(steps))
+    short, long = weights(tmp_path / "1"), weights(tmp_path / "12")
+    layers = [key for key in short if key.startswith("backbone") and short[key].dim() > 1]
+    stayed = [torch.equal(short[key], long[key]) for key in layers]
+    assert stayed == [i < len(layers) // 2 for i in range(len(layers))]
+
+
 def test_head_mode_trains_on_features_that_are_computed_once(images: Path, tmp_path: Path) -> None:
     values = [*QUICK, "mode=head"]
     outcome = train(load_recipe(images, values), tmp_path / "one")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerank.data import Table
 from forerank.data.preprocessing import SeveralViews
@@ -164,7 +164,8 @@ class Assembly:
         """One line about what is going to happen."""
         r = self.recipe
         learning = sum(p.numel() for p in self.parameters)
-        what = "a head on cached features" if r.mode == "head" else "all weights"
+        what = "all weights but those of the first layers" if r.model.frozen else "all weights"
+        what = "a head on cached features" if r.mode == "head" else what
         several = f", {self.processes.count} processes" if self.processes.count > 1 else ""
         begun = f", from step {done:,}" if done else ""
         return (
@@ -285,10 +286,15 @@ def assemble(
     plan = BatchPlan(recipe, tables["train"], processes)  # refuses impossible batches before the long work
     if recipe.mode == "full":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        freeze_first_layers(model.backbone, recipe.model.frozen)
     parts = open_inputs(recipe, tables, model, processes) if inputs is None else inputs
     head = [p for module in (model.layer_norm, model.head) if module is not None for p in module.parameters()]
     inside = {id(p) for p in head}
-    backbone = [] if recipe.mode == "head" else [p for p in model.parameters() if id(p) not in inside]
+    backbone = (
+        []
+        if recipe.mode == "head"
+        else [p for p in model.parameters() if p.requires_grad and id(p) not in inside]
+    )
     if recipe.mode == "head":
         for parameter in model.parameters():
             parameter.requires_grad_(id(parameter) in inside)
@@ -314,6 +320,25 @@ def assemble(
         None if recipe.optimiser.blend is None else Blend(model, recipe.optimiser.blend),
         plan, parts["train"], chooser if len(chooser.table) else None, parts["test"], head_start,
     )  # fmt: skip
+
+
+def freeze_first_layers(backbone: nn.Module, share: float) -> None:
+    """Let the first layers of a backbone, a share of them below 1, keep their weights.
+
+    No gradient is computed below the first layer that learns. The first layers work on the largest maps, so
+    this saves more of the time than of the weights.
+
+    >>> network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+    >>> freeze_first_layers(network, 0.5)
+    >>> [part[0].weight.requires_grad for part in (network[:1], network[1:2], network[2:3])]
+    [False, False, True]
+    """
+    modules = [module for module in backbone.modules() if [*module.parameters(recurse=False)]]
+    layers = [i for i, module in enumerate(modules) if any(p.dim() > 1 for p in module.parameters(False))]
+    frozen = int(share * len(layers))
+    for module in modules[: layers[frozen]] if frozen else []:  # with the norms behind each of them
+        for parameter in module.parameters(recurse=False):
+            parameter.requires_grad_(False)
 
 
 def start_from_whitening(

@@ -235,6 +235,8 @@ def _check_rates(recipe: Recipe) -> None:
     if o.blend is not None and not (recipe.model.pretrained and recipe.model.freeze_batch_norm):
         raise InputError("optimiser.blend mixes with pretrained weights: it needs pretrained=true and "
                          "freeze_batch_norm=true")  # fmt: skip
+    if not 0 <= recipe.model.frozen < 1:
+        raise InputError(f"model.frozen must be 0 or more and below 1, not {recipe.model.frozen}")
     if o.head_warmup < 0 or s.warmup_steps < 0 or (s.stop or 0) < 0:
         raise InputError("optimiser.head_warmup, schedule.warmup_steps and schedule.stop must be 0 or more")
     if recipe.precision == "fp16" and choose_device(recipe.device) == "cpu":

@@ -73,6 +73,9 @@ class ModelSection:
     slices: int = setting(1, "parts of the embedding that are normalised each by itself")
     pretrained: bool = setting(True, "start from the backbone's published weights")
     freeze_batch_norm: bool = setting(True, "keep batch-norm statistics as they are")
+    frozen: float = setting(
+        0.0, "share of the backbone's layers, the first ones, that do not learn (mode=full)"
+    )
 
 
 @dataclass(frozen=True)
