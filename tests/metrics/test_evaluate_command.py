@@ -36,9 +36,9 @@ def test_all_against_all(files, capsys):
     folder, vectors, labels, _ = files
     base = ["evaluate", "--embeddings", str(folder / "e.npy"), "--json", "--labels"]
     assert run([*base, str(folder / "l.csv"), "--ks", "1", "--ks", "2"]) == 0
-    found = figures(capsys)
+    printed = figures(capsys)
     expected = evaluate(vectors, [f"class {label}" for label in labels], ks=(1, 2))
-    assert found == dict(expected)
+    assert printed == dict(expected)
     assert run([*base, str(folder / "l.txt"), "--no-nmi"]) == 0
     assert figures(capsys)["map"] == expected["map"]
 

@@ -105,13 +105,13 @@ def test_killed_and_taken_up(tmp_path: Path, few_glyphs: tuple[str, ...]) -> Non
 
 
 def test_side_by_side_gives_the_same_numbers(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
-    found = []
+    metrics = []
     for folder, at_once in (("one", 1), ("two", 2)):
         study = open_study(["retrieval-examples"], seeds=2, out=tmp_path / folder, values=few_glyphs)
         run_experiments(["retrieval-examples"], study, jobs=at_once)
-        found.append([r.result()["metrics"] for r in runs_needed(["retrieval-examples"], study)])
+        metrics.append([r.result()["metrics"] for r in runs_needed(["retrieval-examples"], study)])
         assert (tmp_path / folder / "figures" / "retrieval-examples.png").exists()
-    for one, two in zip(*found, strict=True):
+    for one, two in zip(*metrics, strict=True):
         assert one["recall@1"] == pytest.approx(two["recall@1"], abs=0.02)
 
 

@@ -29,13 +29,13 @@ def test_recall_counts_the_nearest_on_the_circle() -> None:
 def test_dq_separates_unseen_classes_where_ib_does_not() -> None:
     torch.set_num_threads(1)  # networks this small only wait for a second thread
     truth = toy.labels().numpy()
-    found: dict[str, list[float]] = {"Ib": [], "Dq": []}
+    recalls_of: dict[str, list[float]] = {"Ib": [], "Dq": []}
     for seed in range(3):
         points = toy.two_centres(torch.Generator().manual_seed(1000 + seed))
-        for name, recalls in found.items():
+        for name, recalls in recalls_of.items():
             network = toy.train_network(points, name, toy.ToySettings(), seed)
             recalls.append(toy.recall_at_1(toy.angles(network, points.test), truth))
-    assert np.mean(found["Dq"]) - np.mean(found["Ib"]) > 0.2, found
+    assert np.mean(recalls_of["Dq"]) - np.mean(recalls_of["Ib"]) > 0.2, recalls_of
 
 
 def test_finished_seeds_are_not_trained_again(tmp_path: Path) -> None:

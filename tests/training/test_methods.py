@@ -317,8 +317,8 @@ def test_semi_hard_triplets_by_hand() -> None:
         farther = [d[n] for n in range(8) if labels[n] != labels[a] and d[n] > d[p]]
         if farther and d[p] - min(farther) + 0.2 > 0:
             terms.append(d[p] - min(farther) + 0.2)
-    found = SemiHardTriplet(0.2).loss(vectors, labels, labels)
-    assert float(found) == pytest.approx(sum(terms) / len(terms), rel=1e-3)
+    loss = SemiHardTriplet(0.2).loss(vectors, labels, labels)
+    assert float(loss) == pytest.approx(sum(terms) / len(terms), rel=1e-3)
 
 
 def test_contrastive_pairs_by_hand() -> None:

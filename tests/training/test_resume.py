@@ -85,9 +85,9 @@ def test_killed_at_several_moments_and_resumed(images: Path, tmp_path: Path, sta
     assert process.returncode == 0, talk
     assert not any((run / "checkpoints").glob(".*"))
 
-    expected, found = tensors(whole), tensors(run)
-    assert expected.keys() == found.keys()
-    assert [key for key in expected if not torch.equal(expected[key], found[key])] == []
+    expected, actual = tensors(whole), tensors(run)
+    assert expected.keys() == actual.keys()
+    assert [key for key in expected if not torch.equal(expected[key], actual[key])] == []
     rows = [[{k: row[k] for k in ("step", "loss", "validation") if k in row} for row in read_history(r)]
             for r in (whole, run)]  # fmt: skip
     assert rows[0] == rows[1]
@@ -191,18 +191,18 @@ def test_the_board_can_be_read_and_steps_done_again_replace_the_old_ones(tmp_pat
         board = Board(tmp_path, purge)
         board.add([("loss", 0.5), ("validation/recall@1", 0.25)], step=2)
         board.close()
-    found = []
+    events = []
     for file in sorted(tmp_path.iterdir()):
         content = file.read_bytes()
         while content:
             (length,) = struct.unpack("<Q", content[:8])
-            found.append(Event.FromString(content[12 : 12 + length]))
+            events.append(Event.FromString(content[12 : 12 + length]))
             content = content[16 + length :]
-    assert [event.WhichOneof("what") for event in found] == [
+    assert [event.WhichOneof("what") for event in events] == [
         "file_version", "summary", "file_version", "session_log", "summary",
     ]  # fmt: skip
-    assert found[3].step == 2
-    assert {value.tag: value.simple_value for value in found[4].summary.value} == {
+    assert events[3].step == 2
+    assert {value.tag: value.simple_value for value in events[4].summary.value} == {
         "loss": 0.5, "validation/recall@1": 0.25,
     }  # fmt: skip
 

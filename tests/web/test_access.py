@@ -109,10 +109,10 @@ def test_it_works_below_a_path_whether_the_proxy_takes_it_away_or_not(index, ser
         with httpx.Client(headers=BEARER) as client:
             page = client.get(base + "/")
             # Every address in the page is relative, so it leads to where the visitor is.
-            found = re.findall(r'(?:href|src)="([^"#]*)"', page.text)
-            assert found
-            assert not any(link.startswith("/") for link in found)
-            for link in found:
+            links = re.findall(r'(?:href|src)="([^"#]*)"', page.text)
+            assert links
+            assert not any(link.startswith("/") for link in links)
+            for link in links:
                 assert client.get(f"{base}/{link.removeprefix('./')}").status_code == 200, link
             assert client.get(f"{base}/api/rows/3/search?where=label%3Dred%20star").status_code == 200
             assert client.get(f"{base}/images/3").status_code == 200

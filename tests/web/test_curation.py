@@ -297,12 +297,12 @@ def test_an_index_has_duplicates_and_pictures_but_no_labels(browser, shapes, ret
         shutil.copy(file, folder / f"{i}.jpg")
     shutil.copy(folder / "3.jpg", folder / "copy.jpg")
     build_index(retriever, folder, tmp_path / "index")
-    found = curate_index(Index.open(tmp_path / "index", model=retriever))
-    assert [sorted(found.table.path[list(group.rows)]) for group in found.copies if group.identical] == [
-        ["3.jpg", "copy.jpg"]
-    ]
-    corrections = Corrections(tmp_path / "out" / "corrections.jsonl", found.table, "m")
-    with _served(create_curation_app(found, corrections, tmp_path / "out", "Duplicates")) as site:
+    curation = curate_index(Index.open(tmp_path / "index", model=retriever))
+    assert [
+        sorted(curation.table.path[list(group.rows)]) for group in curation.copies if group.identical
+    ] == [["3.jpg", "copy.jpg"]]
+    corrections = Corrections(tmp_path / "out" / "corrections.jsonl", curation.table, "m")
+    with _served(create_curation_app(curation, corrections, tmp_path / "out", "Duplicates")) as site:
         page = browser.new_page()
         page.goto(site)
         page.wait_for_selector("#copies:not([hidden]) .group")

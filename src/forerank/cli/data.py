@@ -121,12 +121,12 @@ def check(
     options = parse_options(option)
     table = open_table(source, root, **options)
     name = source_name(source)
-    found = check_table(table, DATA_SETS[name].published_counts(options) if name else None, pixels=pixels)
+    check = check_table(table, DATA_SETS[name].published_counts(options) if name else None, pixels=pixels)
     if json:
-        print_json(found.to_dict())
+        print_json(check.to_dict())
     else:
-        print(found)
-    if found.problems:
+        print(check)
+    if check.problems:
         sys.exit(1)
 
 

@@ -129,9 +129,9 @@ def _fetch_rest(url: str, part: Path, have: int) -> int | None:
 
 def verify(file: Path, archive: Archive) -> None:
     """Compare size and checksum with what they must be; a wrong .part file is of no use and is removed."""
-    found = file.stat().st_size
-    wrong = archive.size is not None and found != archive.size
-    reason = f"has {found:,} bytes where {archive.size:,} were expected" if wrong else ""
+    size = file.stat().st_size
+    wrong = archive.size is not None and size != archive.size
+    reason = f"has {size:,} bytes where {archive.size:,} were expected" if wrong else ""
     if not wrong and archive.md5 is not None:
         digest = hashlib.md5(usedforsecurity=False)
         with file.open("rb") as content:

@@ -141,12 +141,12 @@ class Table:
         >>> Table(["1.jpg", "2.jpg"], ["a", "b"], ["train", "test"]).counts()
         {'train': (1, 1), 'test': (1, 1)}
         """
-        found = {}
+        counts = {}
         for split in SPLITS:
             mask = self.split == split
             if mask.any():
-                found[split] = (int(mask.sum()), len(np.unique(self.label[mask])))
-        return found
+                counts[split] = (int(mask.sum()), len(np.unique(self.label[mask])))
+        return counts
 
     @classmethod
     def read_csv(cls, file: str | Path, root: str | Path | None = None) -> "Table":

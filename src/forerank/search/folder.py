@@ -147,9 +147,9 @@ class FolderEngine:
             after = rows[-1].id
 
     def _select(self, condition: str, values: Sequence[object]) -> list[Row]:
-        found = self._execute(f"SELECT {generation.COLUMNS} FROM rows {condition}", values)
+        cells = self._execute(f"SELECT {generation.COLUMNS} FROM rows {condition}", values)
         try:
-            return list(generation.to_rows(found))
+            return list(generation.to_rows(cells))
         except (ValueError, TypeError) as error:  # a cell is of another type than was written
             raise self._damaged_rows(error) from error
 

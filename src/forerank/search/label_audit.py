@@ -99,8 +99,8 @@ def audit(
         >>> labels = np.repeat(["a", "b", "c"], 10)
         >>> vectors = np.repeat(np.eye(3, 8), 10, axis=0) + 0.05 * rng.normal(size=(30, 8))
         >>> labels[4] = "c"
-        >>> found = audit(vectors, Table([f"{i}.png" for i in range(30)], labels, ["train"] * 30))
-        >>> np.flatnonzero(found.suspect).tolist(), found.suggestion[4]
+        >>> audited = audit(vectors, Table([f"{i}.png" for i in range(30)], labels, ["train"] * 30))
+        >>> np.flatnonzero(audited.suspect).tolist(), audited.suggestion[4]
         ([4], np.str_('a'))
     """
     if len(vectors) != len(table):
@@ -159,15 +159,15 @@ def count_before(vectors: npt.NDArray[Any], table: Table, near: RankedLists, *, 
     return Counts(positives, before, before_nearest, chance, suspect, suggestion, agreement, reach)
 
 
-def score(found: Audit, wrong: npt.NDArray[np.bool_]) -> AuditScore:
+def score(audit: Audit, wrong: npt.NDArray[np.bool_]) -> AuditScore:
     """Compare suspects with the rows (N,) whose labels are known to be wrong."""
-    hits = int((found.suspect & wrong).sum())
-    ranked = wrong[found.order()]
+    hits = int((audit.suspect & wrong).sum())
+    ranked = wrong[audit.order()]
     precisions = np.cumsum(ranked) / np.arange(1, len(ranked) + 1)
     return AuditScore(
         int(wrong.sum()),
-        int(found.suspect.sum()),
-        hits / max(1, int(found.suspect.sum())),
+        int(audit.suspect.sum()),
+        hits / max(1, int(audit.suspect.sum())),
         hits / max(1, int(wrong.sum())),
         float(precisions[ranked].mean()) if ranked.any() else 1.0,
     )
@@ -213,7 +213,7 @@ def _split_classes(
     left out: a wrong label is not a centre.
     """
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    found = []
+    split_classes = []
     order = np.argsort(table.label_ids, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(table.label_ids[order])) + 1):
         kept = members[~suspect[members]]
@@ -230,8 +230,8 @@ def _split_classes(
         parts = [part for part in parts if len(part) >= max(2, 0.2 * len(kept))]
         if len(parts) >= 2:
             centres = tuple(_central_first(unit, part) for part in sorted(parts, key=len, reverse=True))
-            found.append(SplitClass(str(table.label[members[0]]), len(members), centres))
-    return sorted(found, key=lambda split: (-len(split.centres[1]) / split.images, split.label))
+            split_classes.append(SplitClass(str(table.label[members[0]]), len(members), centres))
+    return sorted(split_classes, key=lambda split: (-len(split.centres[1]) / split.images, split.label))
 
 
 def _central_first(unit: npt.NDArray[Any], rows: Ints) -> tuple[int, ...]:

@@ -149,23 +149,23 @@ def _batch(count: int, width: int, each: int = 8) -> tuple[Tensor, Tensor]:
     return centres[labels] + 1.5 * torch.randn(count, width, generator=generator), labels
 
 
-def _apart(found: Tensor, expected: Tensor) -> float:
+def _apart(actual: Tensor, expected: Tensor) -> float:
     """The largest difference, in units of the largest value expected."""
-    return float((found.cpu() - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+    return float((actual.cpu() - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
 
 
 def _losses(place: torch.device) -> str:
     vectors, labels = _batch(192, 64)
     worst, names = {}, loss_names()
     for name in names:
-        found = []
+        results = []
         for device in (torch.device("cpu"), place):
             batch = vectors.to(device).detach().requires_grad_()  # also where it is there already
             loss = create_loss(name)(batch, labels.to(device))
             loss.backward()
             assert batch.grad is not None
-            found.append((loss.detach(), batch.grad.cpu()))
-        (expected, slope), (value, gradient) = found
+            results.append((loss.detach(), batch.grad.cpu()))
+        (expected, slope), (value, gradient) = results
         worst[name] = max(_apart(value, expected), _apart(gradient, slope))
     name = max(worst, key=lambda name: worst[name])
     if not worst[name] <= LOSS_TOLERANCE:
@@ -196,10 +196,10 @@ def _training_step(place: torch.device, precision: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         _draw(Path(folder, "images"))
         expected, _ = _first_loss(Path(folder), "cpu", "fp32")
-        found, seconds = _first_loss(Path(folder), str(place), precision)
-    if not abs(found - expected) <= STEP_TOLERANCE[precision] * abs(expected):
-        raise ArithmeticError(f"the loss is {found:.5f} and on the CPU in fp32 {expected:.5f}")
-    return f"loss {found:.5f}, on the CPU in fp32 {expected:.5f}; {seconds:.3f} s per step"
+        loss, seconds = _first_loss(Path(folder), str(place), precision)
+    if not abs(loss - expected) <= STEP_TOLERANCE[precision] * abs(expected):
+        raise ArithmeticError(f"the loss is {loss:.5f} and on the CPU in fp32 {expected:.5f}")
+    return f"loss {loss:.5f}, on the CPU in fp32 {expected:.5f}; {seconds:.3f} s per step"
 
 
 def _first_loss(folder: Path, device: str, precision: str) -> tuple[float, float]:

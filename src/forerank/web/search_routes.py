@@ -147,7 +147,7 @@ def add_search_routes(
         *,
         calibrated: bool = True,
     ) -> SearchAnswer:
-        found = search_distinct(
+        answer = search_distinct(
             index,
             query,
             wanted.k,
@@ -156,12 +156,12 @@ def add_search_routes(
             one_per_class=wanted.one_per_class,
             fold=wanted.fold,
         )
-        return to_answer(found, label, started, calibrated=calibrated)
+        return to_answer(answer, label, started, calibrated=calibrated)
 
 
-def to_answer(found: Answer, label: str | None, started: float, *, calibrated: bool) -> SearchAnswer:
+def to_answer(answer: Answer, label: str | None, started: float, *, calibrated: bool) -> SearchAnswer:
     """A search's result as JSON; a threshold counts only for the kind of query it was calibrated with."""
-    matches = found.matches if calibrated else Matches(found.matches.hits, None)
+    matches = answer.matches if calibrated else Matches(answer.matches.hits, None)
 
     def told(hit: Hit, folded: tuple[Hit, ...] = ()) -> HitAnswer:
         return HitAnswer(
@@ -179,7 +179,7 @@ def to_answer(found: Answer, label: str | None, started: float, *, calibrated: b
     def shown(result: Result) -> HitAnswer:
         return told(result.hit, result.folded)
 
-    vote = found.vote
+    vote = answer.vote
     return SearchAnswer(
         found=matches.found,
         threshold=matches.threshold,
@@ -187,8 +187,13 @@ def to_answer(found: Answer, label: str | None, started: float, *, calibrated: b
         answer=None
         if vote is None
         else VoteAnswer(
-            label=vote.label, votes=vote.votes, voters=vote.voters, similarity=round(vote.similarity, 6)
+            label=vote.label,
+            votes=vote.votes,
+            voters=vote.voters,
+            similarity=round(vote.similarity, 6),
+            support=round(vote.support, 6),
+            trusted=vote.trusted or not calibrated,
         ),
         milliseconds=round(1000 * (time.perf_counter() - started), 2),
-        hits=[shown(result) for result in found.results],
+        hits=[shown(result) for result in answer.results],
     )
