@@ -25,7 +25,7 @@ from forerank.data.preprocessing import (
 )
 from forerank.data.table import Table
 from forerank.data.threads import map_in_threads
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name
 
 Item: TypeAlias = tuple[torch.Tensor, int, int]  # image (C, H, W) float32, label id, row of the table
 Joined: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # images (B, C, H, W), labels, rows
@@ -68,8 +68,7 @@ class ImageDataset(Dataset[Item | None]):
         cache: bool = False,
         seed: int = 0,
     ) -> None:
-        if on_bad not in BAD_POLICIES:
-            raise unknown("policy for bad images", on_bad, BAD_POLICIES)
+        check_name("policy for bad images", on_bad, BAD_POLICIES)
         self.table, self.preprocessing, self.on_bad, self.seed = table, preprocessing, on_bad, seed
         self.labels: NDArray[np.int64] = table.label_ids
         self._files = [os.fspath(file) for file in table.files]

@@ -12,7 +12,7 @@ from pathlib import Path
 from forerank.console import progress_bar, say
 from forerank.data.data_set import Archive
 from forerank.data.registry import DATA_SETS
-from forerank.errors import ForerankError, InputError, unknown
+from forerank.errors import ForerankError, InputError, look_up
 from forerank.files import temporary_folder
 
 CHUNK = 1 << 20
@@ -30,9 +30,7 @@ def download_data_set(name: str, to: Path, *, keep_archive: bool = False) -> Pat
     Returns:
         `to`, ready for `open_table(name, to)`.
     """
-    if name not in DATA_SETS:
-        raise unknown("data set", name, DATA_SETS)
-    entry = DATA_SETS[name]
+    entry = look_up("data set", name, DATA_SETS)
     if not entry.archives:
         raise InputError(
             f"{name} cannot be downloaded without asking its makers; see: forerank data show {name}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name, unknown
 
 LONGEST, MOST_NODES, LARGEST_NUMBER, LARGEST_POWER = 300, 120, 1e9, 1001
 MOST_BITS = 1000  # of an exact number; longer ones take for ever to work out, and are no float
@@ -115,8 +115,7 @@ class _Reader:
             case ast.Constant(value=value):
                 return self.number(value)
             case ast.Name(id=name):
-                if name not in self.names:
-                    raise unknown("name in the formula", name, self.names)
+                check_name("name in the formula", name, self.names)
                 return self.names[name]
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.read(operand)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from forerank.errors import unknown
+from forerank.errors import look_up
 from forerank.paper import sweeps, tables
 from forerank.paper.published import published_table
 from forerank.paper.study import REDUNDANT, Condition, Run, Study
@@ -131,6 +131,4 @@ def experiment(name: str) -> Experiment:
     Traceback (most recent call last):
     forerank.errors.InputError: unknown experiment 'variant-sop': did you mean 'variants-sop'? Valid: ...
     """
-    if name not in EXPERIMENTS:
-        raise unknown("experiment", name, EXPERIMENTS)
-    return EXPERIMENTS[name]
+    return look_up("experiment", name, EXPERIMENTS)

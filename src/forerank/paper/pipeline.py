@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from forerank.console import say
-from forerank.errors import ForerankError, InputError, unknown
+from forerank.errors import ForerankError, InputError, check_name
 from forerank.paper import claims, page, runs, tuning
 from forerank.paper.experiments import EXPERIMENTS, experiment
 from forerank.paper.render import Product, render
@@ -49,8 +49,7 @@ def open_study(
             raise InputError(f"--data names {', '.join(roots)}: say with --on which of them to train on")
         on = next(iter(roots), "glyphs")
     for name in (on, *beside):
-        if name not in SETTINGS:
-            raise unknown("data set", name, SETTINGS)
+        check_name("data set", name, SETTINGS)
     if roots and on not in roots:
         raise InputError(
             f"--data {', '.join(roots)} would not be used, because training is on {on}: leave out one of the "
@@ -174,8 +173,7 @@ def _roots(data: Sequence[str]) -> Mapping[str, str]:
             raise InputError(
                 f"cannot read --data {text!r}: write it as NAME=FOLDER, for example sop=/data/sop"
             )
-        if name not in SETTINGS:
-            raise unknown("data set", name, SETTINGS)
+        check_name("data set", name, SETTINGS)
         if not Path(path).is_dir():
             raise InputError(f"--data {name}: there is no folder {path}")
         roots[name] = str(Path(path).resolve())

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forerank.errors import unknown
+from forerank.errors import check_name
 from forerank.paper.methods import METHODS
 from forerank.training.recipe import INCIDENTAL, Recipe, flatten, load_recipe, override
 
@@ -161,8 +161,7 @@ class Study:
     beside: tuple["Study", ...] = ()
 
     def __post_init__(self) -> None:
-        if self.on not in SETTINGS:
-            raise unknown("data set", self.on, SETTINGS)
+        check_name("data set", self.on, SETTINGS)
 
     @property
     def setting(self) -> Setting:

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name, unknown
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -101,8 +101,7 @@ def read_reranking(text: "str | Reranking | None") -> Reranking | None:
     values = {}
     for setting in filter(None, settings.split(",")):
         name, _, value = setting.partition("=")
-        if name not in known:
-            raise unknown(f"setting of {kind}", name, known)
+        check_name(f"setting of {kind}", name, known)
         try:
             values[name] = known[name](value)
         except ValueError as error:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from forerank.console import say
-from forerank.errors import InputError, MissingExtraError, require, unknown
+from forerank.errors import InputError, MissingExtraError, check_name, require
 from forerank.losses import CrossBatchMemory, RankingLoss, create_loss
 from forerank.losses.gather import gather_rows, world_size
 from forerank.training.recipe import Recipe
@@ -121,12 +121,10 @@ def _peer(
     name: str, kind: str, available: Mapping[str, type], arguments: dict[str, Any], given: dict[str, Any]
 ) -> nn.Module:
     """One of the peer's classes built with those of `arguments` that it accepts; `given` are all checked."""
-    if name not in available:
-        raise unknown(f"{kind} of pytorch-metric-learning", name, sorted(available))
+    check_name(f"{kind} of pytorch-metric-learning", name, sorted(available))
     accepted = _arguments(available[name])
     for key in given:
-        if key not in accepted:
-            raise unknown(f"argument of {PREFIX}{name}", key, sorted(accepted))
+        check_name(f"argument of {PREFIX}{name}", key, sorted(accepted))
     arguments = {key: value for key, value in arguments.items() if key in accepted}
     try:
         return cast(nn.Module, available[name](**arguments))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from forerank.data import Table
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name
 from forerank.losses.gather import gather_rows, world_size
 from forerank.training.checkpoint import optimiser_tensors, restore_optimiser
 from forerank.training.recipe import OWN_LOSS, Recipe
@@ -201,8 +201,7 @@ class Method:
 def complete_options(key: str, method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a method, those given over the defaults; unknown ones and wrong types are refused."""
     for name, value in given.items():
-        if name not in method.options:
-            raise unknown(f"option of the method {key}", name, list(method.options))
+        check_name(f"option of the method {key}", name, method.options)
         default = method.options[name]
         whole = isinstance(default, int) and not isinstance(default, bool)
         right = isinstance(value, type(default)) or (isinstance(default, float) and isinstance(value, int))
