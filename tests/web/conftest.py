@@ -3,10 +3,12 @@
 import math
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +110,12 @@ def picture() -> Callable[..., bytes]:
 
 
 @contextmanager
-def _serving(index: Any, **options: Any) -> Iterator[str]:
+def serve_app(app: Any) -> Iterator[str]:
+    """Serve an application on loopback; gives its address."""
     import uvicorn
-
-    from forerank.web.app import create_app
 
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    app = options.pop("make", create_app)(index, **options)
     config = uvicorn.Config(app, log_level="critical", server_header=False, proxy_headers=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -125,6 +125,24 @@ def _serving(index: Any, **options: Any) -> Iterator[str]:
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     server.should_exit = True
     thread.join(10)
+
+
+@contextmanager
+def serve_command(index: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
+    """`forerank serve` as a process, which is ended afterwards."""
+    command = [sys.executable, "-m", "forerank", "serve", str(index), "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _serving(index: Any, **options: Any) -> AbstractContextManager[str]:
+    from forerank.web.app import create_app
+
+    return serve_app(options.pop("make", create_app)(index, **options))
 
 
 @pytest.fixture(scope="session")

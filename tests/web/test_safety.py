@@ -4,9 +4,7 @@ import io
 import os
 import re
 import socket
-import struct
 import zipfile
-import zlib
 from pathlib import Path
 
 import httpx
@@ -14,6 +12,7 @@ import pytest
 from PIL import Image
 
 import forerank.web
+from claimed_png import claimed_png
 from forerank.search import Index, build_index
 from forerank.web.serving import is_loopback
 from forerank.web.uploads import Limits
@@ -28,18 +27,6 @@ def zipped() -> bytes:
     return out.getvalue()
 
 
-def png_of_size(width: int, height: int) -> bytes:
-    """A PNG that claims a size and holds nothing."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-    )
-
-
 BROKEN = {
     "text": b"hello",
     "html": b"<html><script>alert(1)</script></html>",
@@ -49,7 +36,7 @@ BROKEN = {
     "zip": zipped(),
     "pickle": b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x07builtin\x94.",
     "zeros": bytes(5000),
-    "empty png": png_of_size(10, 10),
+    "empty png": claimed_png(10, 10),
     "jpeg head": b"\xff\xd8\xff\xe0" + bytes(50),
 }
 
@@ -137,7 +124,7 @@ def test_too_many_bytes_are_not_even_read(index, serving):
 
 
 def test_too_many_pixels_are_not_decoded(site, index, serving, picture):
-    bomb = httpx.post(f"{site}/api/search", content=png_of_size(60_000, 60_000))
+    bomb = httpx.post(f"{site}/api/search", content=claimed_png(60_000, 60_000))
     assert bomb.status_code == 400
     assert "pixels" in bomb.json()["error"]
     with serving(index, limits=Limits(pixels=160 * 160 - 1)) as strict:

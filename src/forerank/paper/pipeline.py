@@ -9,7 +9,7 @@ from pathlib import Path
 from forerank.console import say
 from forerank.errors import ForerankError, InputError, check_name
 from forerank.paper import claims, page, runs, tuning
-from forerank.paper.experiments import EXPERIMENTS, experiment
+from forerank.paper.experiments import EXPERIMENTS
 from forerank.paper.render import Product, render
 from forerank.paper.study import SETTINGS, Run, Study
 
@@ -43,7 +43,7 @@ def open_study(
     """
     roots = _roots(data)
     for name in names:
-        experiment(name)  # an unknown one is refused here
+        check_name("experiment", name, EXPERIMENTS)
     if on is None:
         if len(roots) > 1:
             raise InputError(f"--data names {', '.join(roots)}: say with --on which of them to train on")
@@ -139,14 +139,14 @@ def runs_needed(names: Sequence[str], study: Study) -> list[Run]:
     """Every training run of some experiments, shared ones once, in the order in which they are needed."""
     needed: dict[str, Run] = {}
     for name in names:
-        for run in experiment(name).plan(study):
+        for run in EXPERIMENTS[name].plan(study):
             needed.setdefault(run.key, run)
     return list(needed.values())
 
 
 def methods_of(names: Sequence[str], study: Study) -> list[str]:
     """The methods that some experiments train."""
-    conditions = [c for name in names for c in experiment(name).conditions(study) if not c.all_weights]
+    conditions = [c for name in names for c in EXPERIMENTS[name].conditions(study) if not c.all_weights]
     return list(dict.fromkeys(condition.method for condition in conditions))
 
 

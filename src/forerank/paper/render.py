@@ -21,7 +21,7 @@ from forerank.paper import (
     toy,
     toy_figure,
 )
-from forerank.paper.experiments import experiment
+from forerank.paper.experiments import EXPERIMENTS
 from forerank.paper.published import statement
 from forerank.paper.study import Study
 from forerank.report.tables import ResultTable
@@ -188,7 +188,7 @@ def _examples(study: Study) -> Product:
 
 
 def _table(name: str, study: Study) -> Product:
-    about = experiment(name)
+    about = EXPERIMENTS[name]
     ours = {
         "label-noise": tables.build_noise_table,
         "redundancy": tables.build_redundancy_table,
@@ -216,7 +216,7 @@ def _figure(
     drawn_tables: tuple[ResultTable, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> Product:
-    about = experiment(name)
+    about = EXPERIMENTS[name]
     with style.figure(*size) as drawing:
         draw(drawing)
         png, _ = style.save(drawing, study.folder / "figures", name)
@@ -232,7 +232,7 @@ def _write(product: Product, study: Study, seconds: float) -> None:
             ("csv", product.csv or product.tables[0].to_csv()),
         ):
             write_atomically(study.folder / "tables" / f"{product.name}.{extension}", text)
-    results = [run.result() for run in experiment(product.name).plan(study)]
+    results = [run.result() for run in EXPERIMENTS[product.name].plan(study)]
     ended = [result for result in results if result is not None]
     values = {
         "title": product.title,

@@ -59,11 +59,11 @@ EVERYTHING = Filter()
 class Abilities:
     """What an engine can do beyond its methods; the other modules ask here instead of naming engines."""
 
-    approximate: bool  # builds an approximate index, or none, as `update` is told
-    keeps_model: bool  # keeps a copy of the model beside the vectors
-    dense_ids: bool  # ids are 0, 1, 2, ... without gaps
-    filters_on_server: bool  # rows that a filter rejects never reach this process
-    excludes_writers: bool  # a second update is refused while one runs
+    approximate: bool = False  # builds an approximate index, or none, as `update` is told
+    keeps_model: bool = False  # keeps a copy of the model beside the vectors
+    dense_ids: bool = False  # ids are 0, 1, 2, ... without gaps
+    filters_on_server: bool = False  # rows that a filter rejects never reach this process
+    excludes_writers: bool = False  # a second update is refused while one runs
     averages: bool = False  # searches averages of neighbours, if the meta data ask for them (`rerank`)
 
 

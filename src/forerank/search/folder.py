@@ -34,12 +34,7 @@ class FolderEngine:
     """
 
     abilities = Abilities(
-        approximate=True,
-        keeps_model=True,
-        dense_ids=True,
-        filters_on_server=False,
-        excludes_writers=True,
-        averages=True,
+        approximate=True, keeps_model=True, dense_ids=True, excludes_writers=True, averages=True
     )
     forms = "a folder"
 

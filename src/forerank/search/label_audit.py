@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse.csgraph import connected_components
 
 from forerank.data import Table
 from forerank.errors import InputError
@@ -219,14 +220,13 @@ def _split_classes(
         kept = members[~suspect[members]]
         if len(kept) < 4:
             continue
-        leader = np.arange(len(members))
-        nearest_first = neighbours(vectors[members], np.zeros(len(members), int), k=len(members)).index
-        for i in range(len(members)):
-            for j in nearest_first[i, : reach[members[i]]]:
-                a, b = leader[i], leader[j]
-                if a != b and not suspect[members[i]] and not suspect[members[j]]:
-                    leader[leader == max(a, b)] = min(a, b)
-        parts = [members[(leader == name) & ~suspect[members]] for name in np.unique(leader)]
+        size = len(members)
+        nearest_first = neighbours(vectors[members], np.zeros(size, int), k=size).index  # (n, n - 1)
+        held, sound = np.zeros((size, size), bool), ~suspect[members]
+        for i in np.flatnonzero(sound):
+            held[i, nearest_first[i, : reach[members[i]]]] = True
+        number, part_of = connected_components(held & sound, directed=False)
+        parts = [members[(part_of == name) & sound] for name in range(number)]
         parts = [part for part in parts if len(part) >= max(2, 0.2 * len(kept))]
         if len(parts) >= 2:
             centres = tuple(_central_first(unit, part) for part in sorted(parts, key=len, reverse=True))

@@ -41,9 +41,7 @@ BATCH_BYTES = 8 * 2**20  # of vectors in one request; Milvus takes 64 MB
 class MilvusEngine:
     """An index in a Milvus collection; see `forerank.search.engine.Engine` for what each method promises."""
 
-    abilities = Abilities(
-        approximate=False, keeps_model=False, dense_ids=False, filters_on_server=True, excludes_writers=True
-    )
+    abilities = Abilities(filters_on_server=True, excludes_writers=True)
     forms = "milvus:FILE.db or milvus:http://HOST:PORT#COLLECTION"
 
     def __init__(self, address: str) -> None:

@@ -176,7 +176,6 @@ class Method:
             ``method.settings=published``.
         options: its own options with their defaults.
         deviations: where what is done here differs from the paper, one sentence each.
-        own_loss: whether the objective brings its loss, so that the recipe's `loss` has nothing to say.
         fit: (recipe, training table) -> the recipe with what depends on the data, or a refusal with numbers.
         build: makes the objective.
     """
@@ -188,9 +187,13 @@ class Method:
     published: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     deviations: tuple[str, ...] = ()
-    own_loss: bool = True
     fit: Callable[[Recipe, Table], Recipe] = as_it_is
     build: Callable[[Ingredients], Objective] = loss_objective
+
+    @property
+    def own_loss(self) -> bool:
+        """Whether the objective brings its loss, so that the recipe's `loss` has nothing to say."""
+        return self.build is not loss_objective
 
     def assignments(self, *, published: bool) -> list[str]:
         """The recipe assignments that choosing this method means."""

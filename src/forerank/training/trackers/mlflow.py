@@ -80,6 +80,4 @@ class MLflowRun:
         say(f"no more numbers for MLflow ({str(error).splitlines()[0][:200]}): the run goes on")
 
 
-def begin(begin: Begin) -> MLflowRun:
-    """Begin or go on with an MLflow run."""
-    return MLflowRun(begin)
+begin = MLflowRun  # what `TRACKERS` asks of a module

@@ -57,6 +57,4 @@ class WandbRun:
         say(f"no more numbers for W&B ({str(error).splitlines()[0][:200]}): the run goes on")
 
 
-def begin(begin: Begin) -> WandbRun:
-    """Begin or go on with a W&B run."""
-    return WandbRun(begin)
+begin = WandbRun  # what `TRACKERS` asks of a module
