@@ -14,7 +14,7 @@ import pytest
 from forerank.cli import run
 from forerank.errors import ForerankError
 from forerank.paper import runs
-from forerank.paper.dry_run import describe
+from forerank.paper.dry_run import describe_plan
 from forerank.paper.pipeline import open_study, run_experiments, runs_needed
 from forerank.paper.render import render
 from forerank.paper.study import RESULT, Condition, Run, Study
@@ -144,14 +144,14 @@ def test_list_and_dry_run(
 
 def test_dry_run_looks_for_every_image(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
     study = open_study(["toy"], seeds=1, out=tmp_path / "out", values=few_glyphs)
-    text, ready = describe(study, runs_needed(["variants-sop"], study))
+    text, ready = describe_plan(study, runs_needed(["variants-sop"], study))
     assert ready
     assert "0.0 GiB" not in text
     assert "(0 MiB" not in text
     source = Path(few_glyphs[0].partition("=")[2])
     elsewhere = (f"data.source={source}", f"data.root={tmp_path}", *few_glyphs[2:])  # lists without images
     study = open_study(["toy"], seeds=1, out=tmp_path / "out", values=elsewhere)
-    text, ready = describe(study, runs_needed(["variants-sop"], study))
+    text, ready = describe_plan(study, runs_needed(["variants-sop"], study))
     assert not ready
     assert "image files are missing, the first" in text
 
@@ -159,7 +159,7 @@ def test_dry_run_looks_for_every_image(tmp_path: Path, few_glyphs: tuple[str, ..
 def test_dry_run_looks_for_the_weights(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
     lost = (*few_glyphs, f"model.backbone=efficientnet-lite0@{tmp_path / 'no.pth'}", "model.pretrained=true")
     study = open_study(["toy"], seeds=1, out=tmp_path / "out", values=lost)
-    text, ready = describe(study, runs_needed(["variants-sop"], study))
+    text, ready = describe_plan(study, runs_needed(["variants-sop"], study))
     assert not ready
     assert "weights   are not there: no weights file" in text
 

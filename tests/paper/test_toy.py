@@ -39,14 +39,14 @@ def test_dq_separates_unseen_classes_where_ib_does_not() -> None:
 
 
 def test_finished_seeds_are_not_trained_again(tmp_path: Path) -> None:
-    whole = toy.run(TINY, tmp_path, jobs=1)
+    whole = toy.run_toy(TINY, tmp_path, jobs=1)
     assert toy.read_result(tmp_path) == whole
     kept = json.loads((tmp_path / "toy.json").read_text())
     removed = kept["seeds"].pop("one_centre, Dq, 1")
     kept["seeds"]["two_centres, Ib, 0"]["recall"] = 0.123  # a mark that training would wipe out
     (tmp_path / "toy.json").write_text(json.dumps(kept))
     assert toy.read_result(tmp_path) is None
-    again = toy.run(TINY, tmp_path, jobs=1)
+    again = toy.run_toy(TINY, tmp_path, jobs=1)
     assert again["recall"]["two_centres"]["Ib"][0] == 0.123
     assert again["recall"]["one_centre"]["Dq"][1] == removed["recall"]
     text = (tmp_path / "toy.json").read_text()

@@ -17,7 +17,7 @@ from PIL import Image
 from forerank.data import Table
 from forerank.errors import InputError
 from forerank.metrics import evaluate
-from forerank.report import Choice, write_report
+from forerank.report import CheckpointChoice, write_report
 
 HISTORY = [
     *({"step": step, "loss": math.exp(-step / 200)} for step in range(600)),
@@ -179,7 +179,7 @@ def test_test_figures_are_not_drawn_as_a_curve(run, tmp_path):
 def test_the_figure_that_chooses_is_drawn_and_the_kept_step_marked(run, tmp_path):
     values = {10: 0.4, 20: 1.0, 30: 0.9}
     history = [{"step": s, "validation": {"recall@1": 0.5, "map@r": v}} for s, v in values.items()]
-    page = write(run, tmp_path / "r.html", history=history, choice=Choice("map@r", 20, before=0.3))
+    page = write(run, tmp_path / "r.html", history=history, choice=CheckpointChoice("map@r", 20, before=0.3))
     training = page[page.index('id="training"') : page.index('id="similarity"')]
     chart = training[training.index("mAP@R, by which the checkpoint is chosen") :].split("</figure>")[0]
     (points,) = re.findall(r'<polyline class="line s1" points="([^"]*)"', chart)

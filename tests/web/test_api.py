@@ -94,9 +94,9 @@ def test_pictures_are_small_or_large_and_cached(client):
 
 
 def test_pictures_stay_within_their_budget(index):
-    from forerank.web.pictures import Pictures
+    from forerank.web.pictures import PictureStore
 
-    pictures = Pictures(index, budget=20_000)
+    pictures = PictureStore(index, budget=20_000)
     for row in index.engine.page(limit=80):
         pictures.get(row, "small")
     assert 0 < pictures._bytes <= 20_000

@@ -151,10 +151,10 @@ def claims(*, options: StudyOptions | None = None, to: Path | None = None, json:
         to: also write the page to this file.
         json: one JSON document instead of a table.
     """
-    from forerank.paper.claims import write
+    from forerank.paper.claims import write_claims
 
     study = _open_study([], options or StudyOptions())
-    judged = write(study, to)
+    judged = write_claims(study, to)
     if json:
         print_json([vars(verdict) for verdict in judged])
         return
@@ -232,12 +232,12 @@ def _run(names: list[str], options: RunOptions, json: bool) -> None:
 
     study = _open_study(names, options)
     if options.dry_run:
-        from forerank.paper.dry_run import describe
+        from forerank.paper.dry_run import describe_plan
 
         at_once = options.jobs or pipeline.default_jobs(study)
         methods = pipeline.methods_of(names, study) if options.tune else []
         plan = pipeline.runs_needed(names, study)
-        text, ready = describe(study, plan, methods, processes=options.processes, jobs=at_once)
+        text, ready = describe_plan(study, plan, methods, processes=options.processes, jobs=at_once)
         if json:
             print_json({"ready": ready, "plan": text.splitlines()})
         else:

@@ -43,7 +43,7 @@ def download_data_set(name: str, to: Path, *, keep_archive: bool = False) -> Pat
             download(archive.url, file, md5=archive.md5, size=archive.size)
         else:
             say(f"using {file}, which is there already")
-            verify(file, archive)
+            verify_archive(file, archive)
         unpack(file, to)
         if not keep_archive:
             file.unlink()
@@ -89,7 +89,7 @@ def download(
             )
         say(f"{url} broke off at {arrived:,} bytes ({reason}): trying again")
         time.sleep(min(30.0, 0.5 * 2**failures) if failures else 0.0)
-    verify(part, Archive(url, md5, size or total))
+    verify_archive(part, Archive(url, md5, size or total))
     part.rename(file)
 
 
@@ -125,7 +125,7 @@ def _fetch_rest(url: str, part: Path, have: int) -> int | None:
     return total
 
 
-def verify(file: Path, archive: Archive) -> None:
+def verify_archive(file: Path, archive: Archive) -> None:
     """Compare size and checksum with what they must be; a wrong .part file is of no use and is removed."""
     size = file.stat().st_size
     wrong = archive.size is not None and size != archive.size

@@ -111,7 +111,7 @@ def run_experiments(
                 say(f"failed: {failed[-1]}")
                 continue
             products.append(product)
-            page.write(study, claims.write(study))
+            page.write_study_page(study, claims.write_claims(study))
             show(product, study)
 
     trained = [name for name in names if runs_needed([name], study)]

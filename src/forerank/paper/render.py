@@ -174,14 +174,14 @@ def _sweep(name: str, study: Study) -> Product:
 
 
 def _toy(study: Study) -> Product:
-    result = toy.run(toy.ToySettings(), study.folder)
+    result = toy.run_toy(toy.ToySettings(), study.folder)
     notes = (f"The paper: {statement('toy')}", *toy_figure.finding(result))
     table = toy_figure.build_table(result)
     return _figure("toy", study, (13, 6.6), lambda f: toy_figure.draw(f, result), (table,), notes)
 
 
 def _examples(study: Study) -> Product:
-    shown = [examples.choose(one) for one in (study, *study.beside)]
+    shown = [examples.choose_examples(one) for one in (study, *study.beside)]
     size = (11.0 * len(shown), 1.06 * len(examples.PLACES) + 0.8)
     notes = tuple(text for one in (study, *study.beside) for text in examples.notes(one))
     return _figure("retrieval-examples", study, size, lambda f: examples.draw(f, shown), notes=notes)

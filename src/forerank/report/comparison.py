@@ -36,7 +36,7 @@ class ComparedRun:
 
 
 @dataclass(frozen=True)
-class Difference:
+class MetricDifference:
     """A figure of a run minus that of the first, on the same queries, with its 95% interval."""
 
     metric: str
@@ -55,7 +55,7 @@ class Paired:
     """The differences of one run to the first; or, in `reason`, why they cannot be paired."""
 
     name: str
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[MetricDifference, ...] = ()
     reason: str = ""
 
 
@@ -86,7 +86,7 @@ def _pair(first: ComparedRun, other: ComparedRun, seed: int) -> Paired:
     classes = first.table.label[before["row"]]
     ends = class_intervals(np.stack([*gains.values()], axis=1), classes, draws=DRAWS, seed=seed)
     differences = [
-        Difference(metric, float(gain.mean()), float(ends[0, i]), float(ends[1, i]))
+        MetricDifference(metric, float(gain.mean()), float(ends[0, i]), float(ends[1, i]))
         for i, (metric, gain) in enumerate(gains.items())
     ]
     return Paired(other.name, tuple(differences))

@@ -25,10 +25,10 @@ WORTH = 0.2  # the list ends where fewer than this share of it would be wrong
 
 
 @dataclass(frozen=True)
-class Claim:
+class AuditClaim:
     """What an audit may claim: the first `shown` rows of `Audit.order()` are worth a look.
 
-    >>> print(Claim(images=2500, shown=63, wrong=13.2, spoiled=250, recall=0.94))
+    >>> print(AuditClaim(images=2500, shown=63, wrong=13.2, spoiled=250, recall=0.94))
     63 of 2,500 labels are worth a look, about 13 of them wrong
     """
 
@@ -54,7 +54,9 @@ class Claim:
         )
 
 
-def expected_wrong(audit: Audit, vectors: npt.NDArray[Any], *, limit: float = 0.1, seed: int = 0) -> Claim:
+def expected_wrong(
+    audit: Audit, vectors: npt.NDArray[Any], *, limit: float = 0.1, seed: int = 0
+) -> AuditClaim:
     """Spoil some labels of the audited table, audit again, and say what the list is worth.
 
     Args:
@@ -93,7 +95,7 @@ def expected_wrong(audit: Audit, vectors: npt.NDArray[Any], *, limit: float = 0.
     expected = np.minimum(expected, np.arange(1, len(scores) + 1))
     worth = np.flatnonzero(expected >= WORTH * np.arange(1, len(scores) + 1))
     shown = int(worth[-1]) + 1 if len(worth) else 0
-    return Claim(
+    return AuditClaim(
         images=size,
         shown=shown,
         wrong=float(expected[shown - 1]) if shown else 0.0,

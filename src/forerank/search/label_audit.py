@@ -155,7 +155,7 @@ def count_before(vectors: npt.NDArray[Any], table: Table, near: RankedLists, *, 
                 before[i], before_nearest[i] = ahead.mean(), ahead[0]
                 reach[i] = int((ahead <= positives[i] // 4).sum())
     chance = _chance(before_nearest, positives, size - 1 - positives)
-    suggestion, agreement = _vote(near.index, near.similarity, codes, len(table.classes))
+    suggestion, agreement = _suggested_labels(near.index, near.similarity, codes, len(table.classes))
     suspect = (np.nan_to_num(chance, nan=0.0) >= limit) & (suggestion != codes)
     return Counts(positives, before, before_nearest, chance, suspect, suggestion, agreement, reach)
 
@@ -191,7 +191,7 @@ def _chance(before_nearest: Floats, positives: Ints, negatives: Ints) -> Floats:
     return result
 
 
-def _vote(
+def _suggested_labels(
     nearest: Ints, similarity: npt.NDArray[np.floating[Any]], codes: Ints, classes: int
 ) -> tuple[Ints, Floats]:
     """The most frequent label (code) among the nearest images and its share; on a tie the more similar."""

@@ -16,7 +16,7 @@ from forerank.metrics import Evaluation
 from forerank.metrics.registry import is_better, shown, title, told
 from forerank.models import EmbeddingModel, load_model, save_model
 from forerank.models.storage import REFIT
-from forerank.report import Choice, write_report
+from forerank.report import CheckpointChoice, write_report
 from forerank.report.plain_words import plain_sentence, plain_warnings
 from forerank.training.assemble import Assembly, build_model, encode
 from forerank.training.batches import SMALL_IMAGES
@@ -27,7 +27,7 @@ from forerank.training.prelude import Prelude, luck_sentence
 from forerank.training.prepare import starts_from_saved
 from forerank.training.processes import wait_for_all
 from forerank.training.recipe import Recipe, nested
-from forerank.training.record import RESULTS, Record, read_json, versions, write_json
+from forerank.training.record import RESULTS, Record, computed_with, read_json, write_json
 from forerank.training.whitening import WHITENED
 
 BEFORE = "before.json"
@@ -229,7 +229,7 @@ def measure_after(
         "notes": notes,
         "broken": state["broken"],
         "report": None,
-        "versions": versions(),
+        "versions": computed_with(),
     }
     if recipe.data.all_classes:
         classes = len(a.train.table.classes)
@@ -295,7 +295,7 @@ def _measure_chosen(
             further=prelude.sections,
             choice=_choice(recipe, state, before["choice"]),
             recipe=nested(recipe),
-            versions=versions(),
+            versions=computed_with(),
             notes=[*words["warnings"], *which, *notes, f"Next: {next_command(run, recipe)}"],
         )
     return {
@@ -318,9 +318,11 @@ def next_command(run: Path, recipe: Recipe) -> str:
     return f"forerank index {model} {images} -o {index} && forerank serve {index}"
 
 
-def _choice(recipe: Recipe, state: Mapping[str, Any], before: float | None) -> Choice | None:
+def _choice(recipe: Recipe, state: Mapping[str, Any], before: float | None) -> CheckpointChoice | None:
     """How the checkpoint was chosen; None where no part chose."""
-    return None if before is None else Choice(recipe.evaluation.choose_by, state["best_step"], before)
+    return (
+        None if before is None else CheckpointChoice(recipe.evaluation.choose_by, state["best_step"], before)
+    )
 
 
 def notes_of(

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forerank import __version__
 from forerank.errors import ForerankError, InputError
 from forerank.files import DamagedFileError, json_with_checksum, read_json_with_checksum, write_atomically
+from forerank.machine import versions
 from forerank.training.checkpoint import BEST, LAST, cannot_write
 from forerank.training.prepare import with_absolute_paths
 from forerank.training.processes import Processes
@@ -246,16 +246,8 @@ def explain_write_errors(file: Path) -> Iterator[None]:
         raise cannot_write(str(file), file.parent, error) from error
 
 
-def versions() -> dict[str, str]:
-    """What the run was computed with."""
-    import numpy
+def computed_with() -> dict[str, str]:
+    """What the run was computed with: versions, platform and threads."""
     import torch
 
-    return {
-        "forerank": __version__,
-        "torch": str(torch.__version__),
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "threads": str(torch.get_num_threads()),
-    }
+    return {**versions(), "platform": platform.platform(), "threads": str(torch.get_num_threads())}

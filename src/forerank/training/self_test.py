@@ -44,7 +44,7 @@ MOST_BYTES = 1 << 30  # of the loss of a large batch: its chunks are a quarter o
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """One line of the report."""
 
     name: str
@@ -59,7 +59,7 @@ class Report:
 
     device: str
     about: dict[str, str]
-    checks: list[Check]
+    checks: list[CheckResult]
 
     @property
     def passed(self) -> bool:
@@ -94,7 +94,7 @@ def self_test(device: str = "auto", seconds: float | None = None) -> Report:
     place = torch.device(choose_device(device))
     seconds = SECONDS if seconds is None else seconds
     end = time.monotonic() + seconds
-    checks: list[Check] = []
+    checks: list[CheckResult] = []
     for name, check in _checks(place, end):
         began = time.monotonic()
         try:
@@ -105,7 +105,7 @@ def self_test(device: str = "auto", seconds: float | None = None) -> Report:
             result, detail = LEFT_OUT, str(reason)
         except Exception as error:  # whatever a device raises is what the report is for
             result, detail = FAILED, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        checks.append(Check(name, result, detail, round(time.monotonic() - began, 2)))
+        checks.append(CheckResult(name, result, detail, round(time.monotonic() - began, 2)))
     return Report(str(place), _about(place), checks)
 
 

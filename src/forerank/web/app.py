@@ -27,7 +27,7 @@ from forerank.web.map_routes import add_map_routes
 from forerank.web.observe import Observe
 from forerank.web.operator_routes import add_operator_routes
 from forerank.web.penalties import penalties_of
-from forerank.web.pictures import Pictures
+from forerank.web.pictures import PictureStore
 from forerank.web.refusals import answer_errors
 from forerank.web.resources import Resources
 from forerank.web.search_routes import REFUSALS, Conditions, RowId, Text, add_search_routes
@@ -77,7 +77,7 @@ def create_app(
     templates = Jinja2Templates(directory=HERE / "templates")
     index = index.finding_by(SharedSearch(index.engine.search))
     app.state.index = index  # whose model is loaded when it is first needed
-    pictures = Pictures(index)
+    pictures = PictureStore(index)
     vectors = ExampleVectors(index, pictures, resources)
     answer_errors(app)
     add_operator_routes(app, index, resources.measurements)
