@@ -1,4 +1,4 @@
-"""The command line: thin. Parse, call one function, print."""
+"""The command line. Each command reads its words, calls one function and prints the result."""
 
 import os
 import signal
@@ -102,7 +102,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _is_ours_to_say(error: ForerankError) -> bool:
-    """Whether this process speaks: of several under torchrun one does, or one a machine before they meet."""
+    """Whether this process prints the error: under torchrun one does, or one per machine before they meet."""
     if error.said_elsewhere is not None:
         return not error.said_elsewhere
     return os.environ.get("LOCAL_RANK", "0") == "0"

@@ -59,13 +59,13 @@ def audit(
     limit
         Lower suspects more images. At least a share 1 - limit of randomly wrong labels is found.
     similarity
-        That near-copies must reach, for the model and pixel by pixel.
+        What near-copies must reach, for the model and pixel by pixel.
     spoil
         Make this share of the labels wrong first: a test of how far the audit can be trusted on this data.
     seed
-        Of --spoil.
+        Seed of --spoil.
     model
-        What looks at images that are not a run.
+        The model that embeds the images, if the source is not a run.
     serve
         Open the page on which everything is looked at and corrected.
     port

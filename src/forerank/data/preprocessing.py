@@ -66,7 +66,7 @@ class Preprocessing:
         if self.channels not in (1, 3):
             raise InputError(f"channels must be 1 (grey) or 3 (colour), not {self.channels}")
         if len(self.mean) != self.channels or len(self.std) != self.channels:
-            raise InputError(f"mean and std need {self.channels} numbers, one a channel")
+            raise InputError(f"mean and std need {self.channels} numbers, one per channel")
         if min(self.std) <= 0:
             raise InputError(f"std must be positive, not {self.std}")
         if not 1 <= self.size <= self.resize:
@@ -218,7 +218,7 @@ def evaluation_view(image: Image.Image, preprocessing: Views) -> "torch.Tensor":
 
 
 def evaluation_array(image: Image.Image, preprocessing: Views) -> NDArray[np.float32]:
-    """The same as an array, for those who do without torch.
+    """The same as an array, for callers that do not load torch.
 
     >>> evaluation_array(Image.new("RGB", (50, 40)), Preprocessing(size=8, resize=10)).shape
     (3, 8, 8)

@@ -125,7 +125,7 @@ class ClassBalancedSampler(Sampler[list[int]]):
         if categories is None:
             return None
         if self.mode == "official":
-            raise InputError("the official draw knows no categories: leave out one of the two")
+            raise InputError("mode=official takes no categories: leave out one of the two")
         given = np.asarray(categories)
         if given.shape != (n,):
             raise InputError(f"categories has shape {given.shape} where labels has {n} entries")

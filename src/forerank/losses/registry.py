@@ -38,7 +38,7 @@ def known_losses() -> dict[str, NamedLoss]:
 
 
 def loss_names() -> list[str]:
-    """The losses that need no argument, such as the penalties of a ranked list can be drawn for.
+    """The losses that need no argument; the penalties of a ranked list can be drawn for these.
 
     >>> "PNP-Dq" in loss_names(), "PNP" in loss_names()
     (True, False)

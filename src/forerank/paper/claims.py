@@ -97,7 +97,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, the word, on how many seeds and comparisons it rests, and the numbers behind it."""
+    """A claim, the verdict, on how many seeds and comparisons it rests, and the numbers behind it."""
 
     said: str
     where: str

@@ -136,7 +136,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Study:
-    """Where and how often.
+    """A data set, its seeds, and the folders for results and runs.
 
     Args:
         on: data set to train on, by the name of its recipe.

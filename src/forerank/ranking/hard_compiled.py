@@ -56,7 +56,7 @@ class CompiledCounter(Counter):
         """A tile in the thread's own buffer, with some rows to spare behind it."""
         return super().room(dtype, rows + kernel.TOGETHER - 1, columns)[:rows]
 
-    def take(self, tile: Tensor, sides: Sides, dtype: torch.dtype) -> Sides:
+    def count_sides(self, tile: Tensor, sides: Sides, dtype: torch.dtype) -> Sides:
         """Count a tile for its rows and perhaps its columns; returns those sides that need a finer screen."""
         if dtype == torch.bfloat16 and any(
             float(side.threshold_bounds(other, self.rows.dim, dtype).low.min()) <= 0 for side, other in sides

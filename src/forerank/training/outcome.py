@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from forerank.console import format_table, say
 from forerank.errors import ForerankError
 from forerank.metrics import Evaluation
-from forerank.metrics.registry import is_better, shown, title, told
+from forerank.metrics.registry import figures_line, is_better, shown, title
 from forerank.models import EmbeddingModel, load_model, save_model
 from forerank.models.storage import REFIT
 from forerank.report import CheckpointChoice, write_report
@@ -153,7 +153,9 @@ def measure_before(run: Path, a: Assembly, prelude: Prelude) -> dict[str, Any]:
         for part, evaluation in measured.items():
             if evaluation is not None:
                 keys = dict.fromkeys(("recall@1", "map@r", recipe.evaluation.choose_by))
-                say(f"{name}: {part} {told({key: evaluation[key] for key in keys if key in evaluation})}")
+                say(
+                    f"{name}: {part} {figures_line({key: evaluation[key] for key in keys if key in evaluation})}"
+                )
         if a.head_start is not None:
             say(a.head_start.sentence)
     wait_for_all(processes)

@@ -29,7 +29,7 @@ class Begin:
 
 
 class Tracker(Protocol):
-    """Takes numbers by the thread that trains. It must not end the run: a tracker that fails says so once."""
+    """Receives numbers in the thread that trains. One that fails says so once and lets the run go on."""
 
     def add(self, scalars: Iterable[tuple[str, float]], step: int) -> None:
         """Numbers with their names, at a step."""
