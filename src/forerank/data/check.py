@@ -26,6 +26,7 @@ ENDINGS_OF_FORMAT = {
     "BMP": {".bmp", ".dib"},
 }
 ORIENTATION = 0x0112  # EXIF tag
+MOST_NAMED = 10  # files of each kind that the report names
 
 
 @dataclass
@@ -96,7 +97,6 @@ def check_table(
     published: Mapping[str, Mapping[str, tuple[int, int]]] | None = None,
     *,
     pixels: bool = False,
-    workers: int | None = None,
 ) -> Check:
     """Read the header of every image, in parallel, and compare what the table says with what is there.
 
@@ -104,15 +104,14 @@ def check_table(
         published: source -> split -> (images, classes) to show beside the counts.
         pixels: decode every image too (finds truncated files), and compare pictures by their pixels instead
             of their bytes.
-        workers: threads; by default one per core, and at least four because reading waits for the disk.
 
     >>> import tempfile; from PIL import Image
     >>> folder = Path(tempfile.mkdtemp())
     >>> for name in ("1.png", "2.png"):
     ...     Image.new("L", (4, 4)).save(folder / name)
     >>> table = Table(["1.png", "2.png", "3.png"], ["a", "a", "b"], ["train", "test", "test"], root=folder)
-    >>> found = check_table(table)
-    >>> found.missing, found.leaked
+    >>> check = check_table(table)
+    >>> check.missing, check.leaked
     (['3.png'], [['1.png', '2.png']])
     """
     check = Check(
@@ -125,7 +124,7 @@ def check_table(
         notes=list(table.notes),
     )
     files = table.files
-    workers = workers or max(4, os.cpu_count() or 1)
+    workers = max(4, os.cpu_count() or 1)  # at least four, because reading waits for the disk
     looks = map_in_threads(lambda file: _look(file, pixels), files, workers=workers)
     seen = list(progress(looks, "reading images" if pixels else "reading headers", total=len(files)))
     _headers(check, table, seen)
@@ -233,7 +232,7 @@ def _labels(check: Check, table: Table) -> None:
             check.queries_without_positive += int((part.is_query & (has < needed)).sum())
 
 
-def _as_text(c: Check, limit: int = 10) -> str:
+def _as_text(c: Check) -> str:
     """The report for a person."""
     sources = list(c.published)
     rows = []
@@ -258,9 +257,9 @@ def _as_text(c: Check, limit: int = 10) -> str:
     def names(title: str, items: list[str]) -> None:
         if items:
             lines.append(f"{title}: {len(items):,}")
-            lines.extend(f"  {item}" for item in items[:limit])
-            if len(items) > limit:
-                lines.append(f"  ... and {len(items) - limit:,} more (--json lists all)")
+            lines.extend(f"  {item}" for item in items[:MOST_NAMED])
+            if len(items) > MOST_NAMED:
+                lines.append(f"  ... and {len(items) - MOST_NAMED:,} more (--json lists all)")
 
     kind = "pixels" if c.pixels else "bytes"
     names("MISSING files", c.missing)

@@ -89,11 +89,7 @@ def write_page(
     write_atomically(path, text)
 
 
-def _shot(audit: Audit, picture: Thumbnails, row: int, kind: str, note: str = "") -> str:
-    return _framed(audit.table, picture, row, kind, note)
-
-
-def _framed(table: Table, picture: Thumbnails, row: int, kind: str, note: str) -> str:
+def _framed(table: Table, picture: Thumbnails, row: int, kind: str, note: str = "") -> str:
     name, where = escape(str(table.label[row])), escape(str(table.path[row]))
     address = picture(row)
     shown = (
@@ -116,7 +112,9 @@ def _suspects(audit: Audit, picture: Thumbnails, shown: int) -> str:
     order = audit.order()
     for i in order[audit.suspect[order]][:shown]:
         near = "".join(
-            _shot(audit, picture, j, "good" if audit.table.label[j] == audit.table.label[i] else "bad")
+            _framed(
+                audit.table, picture, j, "good" if audit.table.label[j] == audit.table.label[i] else "bad"
+            )
             for j in audit.nearest[i, :6]
         )
         said = (
@@ -124,7 +122,7 @@ def _suspects(audit: Audit, picture: Thumbnails, shown: int) -> str:
             f"{audit.before_nearest[i]:,.0f} images of other classes stand before the nearest of its own; "
             f"{audit.agreement[i]:.0%} of its nearest are {audit.suggestion[i]}."
         )
-        asks = _shot(audit, picture, int(i), "asks")
+        asks = _framed(audit.table, picture, int(i), "asks")
         rows.append(f'<div class="row"><p>{escape(said)}</p>{asks}<div class="gap"></div>{near}</div>')
     under = (
         "Most suspicious first, each with the images nearest to it. The CSV beside this page has every image."
@@ -156,7 +154,8 @@ def _split(audit: Audit, picture: Thumbnails) -> str:
     for split in audit.split_classes[:20]:
         gap = '<div class="gap"></div>'
         parts = gap.join(
-            "".join(_shot(audit, picture, row, "asks") for row in centre[:3]) for centre in split.centres[:4]
+            "".join(_framed(audit.table, picture, row, "asks") for row in centre[:3])
+            for centre in split.centres[:4]
         )
         sizes = ", ".join(str(len(centre)) for centre in split.centres)
         said = f"{split.label}: {split.images} images around {len(split.centres)} centres ({sizes} images)"
@@ -174,7 +173,9 @@ def _confused(audit: Audit, picture: Thumbnails) -> str:
             f"{pair.other} stands before {pair.label}: {pair.count:,} times, in the lists of "
             f"{pair.queries:,} images; the clearest case has similarity {pair.similarity:.3f}"
         )
-        shots = _shot(audit, picture, pair.query, "asks") + _shot(audit, picture, pair.intruder, "bad")
+        shots = _framed(audit.table, picture, pair.query, "asks") + _framed(
+            audit.table, picture, pair.intruder, "bad"
+        )
         rows.append(f'<div class="row"><p>{escape(said)}</p>{shots}</div>')
     under = (
         "Classes of which one stands before the nearest image of the other: hard, or the same thing twice."

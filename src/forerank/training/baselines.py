@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from forerank.console import say
-from forerank.errors import InputError, MissingExtraError, check_name, require
+from forerank.errors import InputError, check_name, require
 from forerank.losses import CrossBatchMemory, RankingLoss, create_loss
 from forerank.losses.gather import gather_rows, world_size
 from forerank.training.recipe import Recipe
@@ -58,18 +58,6 @@ def build_loss(recipe: Recipe, classes: int, embedding_dim: int) -> nn.Module:
     if not isinstance(loss, RankingLoss):
         _refuse_without_references(loss, name, classes, embedding_dim)
     return CrossBatchMemory(loss, recipe.loss.memory)
-
-
-def check_loss(recipe: Recipe) -> None:
-    """Refuse a loss or an argument of it that does not exist; a peer's that is not installed may be right.
-
-    >>> from forerank.training.recipe import override
-    >>> check_loss(override(Recipe(), ["loss=PNP-Dx"]))
-    Traceback (most recent call last):
-    forerank.errors.InputError: unknown loss 'PNP-Dx': did you mean 'PNP-Ds'? Valid: ...
-    """
-    with suppress(MissingExtraError):
-        build_loss(recipe, classes=2, embedding_dim=8)
 
 
 def _refuse_without_references(loss: nn.Module, name: str, classes: int, embedding_dim: int) -> None:

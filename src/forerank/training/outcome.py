@@ -153,9 +153,8 @@ def measure_before(run: Path, a: Assembly, prelude: Prelude) -> dict[str, Any]:
         for part, evaluation in measured.items():
             if evaluation is not None:
                 keys = dict.fromkeys(("recall@1", "map@r", recipe.evaluation.choose_by))
-                say(
-                    f"{name}: {part} {figures_line({key: evaluation[key] for key in keys if key in evaluation})}"
-                )
+                figures = {key: evaluation[key] for key in keys if key in evaluation}
+                say(f"{name}: {part} {figures_line(figures)}")
         if a.head_start is not None:
             say(a.head_start.sentence)
     wait_for_all(processes)

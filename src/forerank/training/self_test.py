@@ -287,11 +287,11 @@ def _speed(place: torch.device) -> str:
     )
 
 
-def _best(work: Callable[[], None], times: int = 2) -> float:
-    """Seconds of the fastest of some calls, after one that warms up."""
+def _best(work: Callable[[], None]) -> float:
+    """Seconds of the faster of two calls, after one that warms up."""
     work()
     taken = []
-    for _ in range(times):
+    for _ in range(2):
         began = time.perf_counter()
         work()
         taken.append(time.perf_counter() - began)
