@@ -104,10 +104,7 @@ LOSSES = (
         "(1 + R_P) / (1 + R_P + R_N)^2, interpolated",
     ),
     NamedLoss(
-        "Blackbox-log",
-        partial(BlackboxLoss, "log"),
-        "log(1 + R), hard ranks",
-        "1 / (1 + R), interpolated",
+        "Blackbox-log", partial(BlackboxLoss, "log"), "log(1 + R), hard ranks", "1 / (1 + R), interpolated"
     ),
     NamedLoss(
         "Blackbox-loglog",

@@ -11,13 +11,7 @@ from forerank.losses.base import RankingLoss
 from forerank.losses.named import REQUIRED, NamedLoss
 
 # Each of these files ends in its `LOSSES`. To add a loss, write such a file and name it here.
-FILES = (
-    "pnp",
-    "average_precision",
-    "roadmap",
-    "recall",
-    "blackbox",
-)
+FILES = ("pnp", "average_precision", "roadmap", "recall", "blackbox")
 # An installed package brings losses of its own by an entry point of this group that names a `NamedLoss`.
 ENTRY_POINTS = "forerank.losses"
 

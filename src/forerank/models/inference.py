@@ -110,10 +110,7 @@ def _torch(module: "nn.Module", shape: tuple[int, ...], key: str, precision: str
     kind = torch.device(device).type
 
     def compute(views: Array) -> Array:
-        with (
-            torch.inference_mode(),
-            torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"),
-        ):
+        with torch.inference_mode(), torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
             images = channels_last(torch.from_numpy(views).to(device, non_blocking=True))
             vectors: Array = module(images).float().cpu().numpy()
         return vectors

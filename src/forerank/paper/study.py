@@ -249,12 +249,7 @@ def _options(condition: Condition) -> tuple[str, ...]:
 
 @cache
 def _recipe(
-    on: str,
-    root: str | None,
-    condition: Condition,
-    seed: int,
-    values: tuple[str, ...],
-    last: tuple[str, ...],
+    on: str, root: str | None, condition: Condition, seed: int, values: tuple[str, ...], last: tuple[str, ...]
 ) -> Recipe:
     """Cached, because reading YAML is slow and tables, claims and the page ask for the same recipes."""
     setting, method = SETTINGS[on], METHODS[condition.method]

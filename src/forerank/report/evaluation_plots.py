@@ -71,7 +71,8 @@ def recall_curve(axes: "Axes", evaluation: Evaluation) -> None:
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("k")
     axes.set_ylabel("recall@k")
-    axes.set_title(figures_line({"recall@1": evaluation["recall@1"]}) if "recall@1" in evaluation else "recall")
+    first = evaluation.get("recall@1")
+    axes.set_title("recall" if first is None else figures_line({"recall@1": first}))
 
 
 def similarity_curves(axes: "Axes", histogram: SimilarityHistogram) -> None:

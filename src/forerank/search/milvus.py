@@ -245,12 +245,7 @@ class MilvusEngine:
         pymilvus = require("pymilvus")
         client, kinds = self._connection.client, pymilvus.DataType
         for name, width, texts, index in (
-            (
-                self._name,
-                dim,
-                LONGEST_TEXTS,
-                "AUTOINDEX" if self._remote else "FLAT",
-            ),
+            (self._name, dim, LONGEST_TEXTS, "AUTOINDEX" if self._remote else "FLAT"),
             (self._name + "_meta", 2, {"body": LONGEST_META}, "FLAT"),
         ):
             if self._call("has_collection", name):

@@ -23,10 +23,7 @@ REPLACED = {
     "PNPLoss": ("PNP-Dq", "needs memory cubic in the batch and gives NaN gradients in half precision"),
 }
 # Arguments where its constructor has no default (its documentation's value), or one that is not the paper's.
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "HistogramLoss": {"n_bins": 100},
-    "MarginLoss": {"learn_beta": True},
-}
+ARGUMENTS: dict[str, dict[str, Any]] = {"HistogramLoss": {"n_bins": 100}, "MarginLoss": {"learn_beta": True}}
 # Not losses of (embeddings, labels).
 APART = {"CrossBatchMemory", "SelfSupervisedLoss", "VICRegLoss", "PNPLoss", "SmoothAPLoss"}
 

@@ -57,11 +57,7 @@ class State:
 
 
 def train(
-    recipe: Recipe,
-    run: Path,
-    *,
-    deadline: float | None = None,
-    prelude: Prelude | None = None,
+    recipe: Recipe, run: Path, *, deadline: float | None = None, prelude: Prelude | None = None
 ) -> Outcome:
     """Train by a recipe into a run folder; a run that was started there is resumed where it stopped.
 

@@ -337,8 +337,7 @@ def share_the_work(device: str) -> str:
         assert batch.grad is not None
         # A gathered loss multiplies its gradient by the processes, because averaging divides it again.
         apart = max(
-            _apart(loss.detach(), expected.detach()),
-            _apart(batch.grad / processes.count, whole.grad[mine]),
+            _apart(loss.detach(), expected.detach()), _apart(batch.grad / processes.count, whole.grad[mine])
         )
         if not apart <= LOSS_TOLERANCE:
             raise ArithmeticError(f"the gathered loss differs from one process's by {apart:.1e}")

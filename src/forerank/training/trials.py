@@ -135,11 +135,7 @@ def propose(trial: "optuna.Trial", space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_trial(
-    a: Assembly,
-    steps: int,
-    every: int,
-    report: Callable[[int, float], bool],
-    deadline: float,
+    a: Assembly, steps: int, every: int, report: Callable[[int, float], bool], deadline: float
 ) -> tuple[float, int, int, bool]:
     """Train an assembly for some steps and measure it on the validation classes at every rung.
 

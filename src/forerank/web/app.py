@@ -64,11 +64,7 @@ def create_app(
         resources.close()
 
     app = FastAPI(
-        title=f"Forerank: {name}",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        lifespan=while_it_runs,
+        title=f"Forerank: {name}", version=__version__, docs_url=None, redoc_url=None, lifespan=while_it_runs
     )
     app.add_middleware(Access, settings=settings, title=name)
     app.add_middleware(Guard, settings=settings)
@@ -130,8 +126,7 @@ def create_app(
         """Indexed images in order, a stretch at a time: all, or those that meet the conditions."""
         rows = index.engine.page(after=after, limit=limit, where=index.filter(where, text))
         return GalleryAnswer(
-            rows=[_row_answer(row) for row in rows],
-            next=rows[-1].id if len(rows) == limit else None,
+            rows=[_row_answer(row) for row in rows], next=rows[-1].id if len(rows) == limit else None
         )
 
     @app.get("/api/values", responses=REFUSALS)

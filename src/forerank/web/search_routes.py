@@ -64,8 +64,7 @@ def add_search_routes(
         text: Text = "",
         one_per_class: Annotated[bool, Query(description="only the nearest image of each label")] = False,
         fold: Annotated[
-            bool,
-            Query(description=f"hide near-duplicates (similarity from {DUPLICATE} on)"),
+            bool, Query(description=f"hide near-duplicates (similarity from {DUPLICATE} on)")
         ] = False,
     ) -> Wanted:
         return Wanted(k, index.filter(where, text), one_per_class, DUPLICATE if fold else None)
