@@ -63,13 +63,14 @@ class MissingExtraError(ForerankError, ImportError):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name most like the given one, or None if nothing is close.
+    """The valid name most like the given one, or one that begins with it; None if nothing is close.
 
-    >>> nearest("tempreature", ["temperature", "alpha"])
-    'temperature'
+    >>> nearest("tempreature", ["temperature", "alpha"]), nearest("temp", ["temperature", "alpha"])
+    ('temperature', 'temperature')
     """
-    by_folded = {v.casefold(): v for v in valid}
-    matches = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
+    by_folded, given = {v.casefold(): v for v in valid}, name.casefold()
+    matches = difflib.get_close_matches(given, by_folded, n=1, cutoff=0.5)
+    matches += [folded for folded in by_folded if len(given) > 2 and folded.startswith(given)]
     return by_folded[matches[0]] if matches else None
 
 

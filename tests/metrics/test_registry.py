@@ -120,6 +120,8 @@ def test_unknown_metrics_are_refused_everywhere(tmp_path, capsys):
 
     with pytest.raises(InputError, match="did you mean 'recall@k'"):
         open_parts(load_recipe("glyphs", ["choose_by=recal@1"]))
+    assert run(["recipe", "show", "sop", "choose_by=recal@1"]) == 2
+    assert "did you mean 'recall@k'" in capsys.readouterr().err
     with pytest.raises(InputError, match="must be a ranking metric"):
         open_parts(load_recipe("glyphs", ["choose_by=nmi"]))
 

@@ -181,6 +181,7 @@ def test_there_is_no_index_before_one_is_built(engine):
     ("wrong", "reason"),
     [
         ("http://127.0.0.1:1", "unknown kind of index 'http'"),
+        ("mlvus:a.db", "did you mean 'milvus'"),
         ("milvus:", "names no place"),
         ("milvus:somewhere", "ends in .db"),
         ("milvus:a.db#no-hyphen", "letters, digits and underscores"),

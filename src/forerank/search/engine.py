@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from forerank.errors import InputError
+from forerank.errors import InputError, nearest
 from forerank.search.rows import Row
 
 Vectors = npt.NDArray[np.float32]
@@ -171,8 +171,10 @@ def open_engine(address: str | Path) -> Engine:
     if not (colon and scheme in ENGINES):
         if colon and scheme.isidentifier() and not Path(address).exists():
             forms = ", ".join(engine_class(name).forms for name in ENGINES)
+            guess = nearest(scheme, filter(None, ENGINES))
+            hint = f" did you mean {guess!r}?" if guess else ""
             raise InputError(
-                f"unknown kind of index {scheme!r} in {str(address)!r}: give {forms}. "
+                f"unknown kind of index {scheme!r} in {str(address)!r}:{hint} Give {forms}. "
                 f"A folder of that name is written ./{address}."
             )
         scheme = ""
