@@ -9,12 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
+# A busy machine needs longer than the five seconds that httpx waits by default.
+get, post = partial(httpx.get, timeout=60), partial(httpx.post, timeout=60)
 COLOURS = {"red": "#c8423a", "blue": "#3566c4", "green": "#2f8f5b", "yellow": "#e0a526"}
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SHAPES = {"triangle": 3, "square": 4, "star": 5, "circle": 0}
