@@ -1,4 +1,4 @@
-"""The benchmarks that the documents name still run, in their smallest form; what they measure is not judged."""
+"""The benchmarks that the documents name still run, in their smallest form; no number is judged."""
 
 import subprocess
 import sys

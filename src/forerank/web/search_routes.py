@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
-from forerank.search.distinct import DUPLICATE, Answer, Result, search_distinct
+from forerank.search.distinct import DUPLICATE, Answer, search_distinct
 from forerank.search.engine import Filter, Vectors
 from forerank.search.examples import NEGATIVE_SHARE, combine
 from forerank.search.index import Hit, Index, Matches
@@ -162,7 +162,7 @@ def to_answer(answer: Answer, label: str | None, started: float, *, calibrated: 
     """A search's result as JSON; a threshold counts only for the kind of query it was calibrated with."""
     matches = answer.matches if calibrated else Matches(answer.matches.hits, None)
 
-    def told(hit: Hit, folded: tuple[Hit, ...] = ()) -> HitAnswer:
+    def hit_answer(hit: Hit, folded: tuple[Hit, ...] = ()) -> HitAnswer:
         return HitAnswer(
             rank=hit.rank,
             id=hit.id,
@@ -172,11 +172,8 @@ def to_answer(answer: Answer, label: str | None, started: float, *, calibrated: 
             trusted=matches.trusted(hit),
             correct=hit.label == label if label and hit.label else None,
             columns=dict(hit.columns),
-            folded=[told(behind) for behind in folded],
+            folded=[hit_answer(behind) for behind in folded],
         )
-
-    def shown(result: Result) -> HitAnswer:
-        return told(result.hit, result.folded)
 
     vote = answer.vote
     return SearchAnswer(
@@ -194,5 +191,5 @@ def to_answer(answer: Answer, label: str | None, started: float, *, calibrated: 
             trusted=vote.trusted or not calibrated,
         ),
         milliseconds=round(1000 * (time.perf_counter() - started), 2),
-        hits=[shown(result) for result in answer.results],
+        hits=[hit_answer(result.hit, result.folded) for result in answer.results],
     )
