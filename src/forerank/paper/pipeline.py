@@ -8,6 +8,7 @@ from pathlib import Path
 
 from forerank.console import say
 from forerank.errors import ForerankError, InputError, check_name
+from forerank.machine import choose_device
 from forerank.paper import claims, page, runs, tuning
 from forerank.paper.experiments import EXPERIMENTS
 from forerank.paper.render import Product, render
@@ -152,9 +153,7 @@ def methods_of(names: Sequence[str], study: Study) -> list[str]:
 
 def default_jobs(study: Study) -> int:
     """How many runs to train at the same time: one per core for small runs on a CPU, one otherwise."""
-    import torch
-
-    if torch.cuda.is_available() or not study.setting.quick:
+    if choose_device() != "cpu" or not study.setting.quick:
         return 1
     return min(4, os.cpu_count() or 1)
 
