@@ -71,8 +71,8 @@ def recall_curve(axes: "Axes", evaluation: Evaluation) -> None:
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("k")
     axes.set_ylabel("recall@k")
-    first = evaluation.get("recall@1")
-    axes.set_title("recall" if first is None else figures_line({"recall@1": first}))
+    shown = {name: evaluation[name] for name in ("recall@1",) if name in evaluation}
+    axes.set_title(figures_line(shown) or "recall")
 
 
 def similarity_curves(axes: "Axes", histogram: SimilarityHistogram) -> None:
