@@ -170,7 +170,7 @@ def test_a_disk_that_fills_up_between_checkpoints_ends_the_run_and_hangs_nowhere
     _, talk = process.communicate(timeout=120)
     assert process.returncode == 1, talk
     *_, told, last = talk.strip().splitlines()
-    assert told.startswith(f"no more TensorBoard events in {run / 'tensorboard'} (File too large)")
+    assert told == "no more numbers for TensorBoard (File too large): the run goes on"
     assert last.startswith("forerank: cannot write ")
     assert last.endswith(f"intact; make room, then resume with: forerank train {run}")
     assert "Traceback" not in talk
@@ -210,12 +210,12 @@ def test_the_board_can_be_read_and_steps_done_again_replace_the_old_ones(tmp_pat
 def test_a_board_without_room_is_given_up_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from forerank.training.trackers.tensorboard import Board
+    from forerank.training.trackers import Begin, Trackers
 
-    board = Board(tmp_path, None)
-    board._file = Path("/dev/full").open("wb")  # noqa: SIM115
-    board.add([("loss", 0.5)], step=1)
-    board.add([("loss", 0.5)], step=2)
-    board.close()
+    trackers = Trackers("tensorboard", Begin(tmp_path, "glyphs", {}, step=0))
+    trackers._live["TensorBoard"]._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
+    trackers.add([("loss", 0.5)], step=1)
+    trackers.add([("loss", 0.5)], step=2)
+    trackers.close()
     said = capsys.readouterr().err
-    assert said == f"no more TensorBoard events in {tmp_path} (No space left on device): the run goes on\n"
+    assert said == "no more numbers for TensorBoard (No space left on device): the run goes on\n"

@@ -135,10 +135,16 @@ class MinedLoss(nn.Module):
         super().__init__()
         self.loss, self.miner = loss, miner
 
-    def forward(self, embeddings: Tensor, labels: Tensor, **references: Tensor) -> Tensor:
-        """The loss of a batch (N, D), against `ref_emb` (M, D) and `ref_labels` (M,) if they are given."""
-        chosen = self.miner(embeddings, labels, **references)
-        loss: Tensor = self.loss(embeddings, labels, chosen, **references)
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of a batch (N, D), against the references (M, D) if they are given."""
+        chosen = self.miner(embeddings, labels, ref_emb, ref_labels)
+        loss: Tensor = self.loss(embeddings, labels, chosen, ref_emb, ref_labels)
         return loss
 
 
