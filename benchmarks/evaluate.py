@@ -92,11 +92,11 @@ def calculator(vectors: np.ndarray, labels: np.ndarray, ours: Evaluation, *, who
         include=tuple(names), k=None if whole else "max_bin_count", device=torch.device("cpu")
     )
     start = time.perf_counter()
-    found = judge.get_accuracy(torch.from_numpy(vectors), torch.from_numpy(labels))
+    accuracy = judge.get_accuracy(torch.from_numpy(vectors), torch.from_numpy(labels))
     spent = time.perf_counter() - start
     for theirs, mine in names.items():
-        if abs(found[theirs] - ours[mine]) > 1e-4:
-            raise SystemExit(f"{theirs} is {found[theirs]} there and {ours[mine]} here")
+        if abs(accuracy[theirs] - ours[mine]) > 1e-4:
+            raise SystemExit(f"{theirs} is {accuracy[theirs]} there and {ours[mine]} here")
     return spent
 
 

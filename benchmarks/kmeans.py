@@ -37,11 +37,11 @@ def main() -> None:
         distance, theirs = judge.index.search(vectors, 1)
         end = time.perf_counter()
         spent += (middle - start, end - middle)
-        for name, seconds, found, total in (
+        for name, seconds, clusters, total in (
             ("forerank", middle - start, assigned, squares),
             ("faiss", end - middle, theirs[:, 0], float(distance.sum())),
         ):
-            nmi = normalized_mutual_information(labels, found.astype(np.int64))
+            nmi = normalized_mutual_information(labels, clusters.astype(np.int64))
             table.append([f"{name}, seed {seed}", f"{seconds:.1f}", f"{total:.1f}", f"{nmi:.4f}"])
     print(format_table(["", "seconds", "sum of squares", "NMI"], table))
     print(f"faiss takes {spent[1] / spent[0]:.2f} times as long")

@@ -91,8 +91,8 @@ def build(what: str, embeddings: Any, labels: Any) -> Callable[[], None]:
 def in_own_process(what: str, size: int, data: str, threads: int) -> dict[str, float]:
     command = [sys.executable, __file__, "--measure", what, str(size), data, "--threads", str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    return found
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
 
 
 def table(sizes: list[int], threads: int) -> str:
@@ -111,13 +111,13 @@ def table(sizes: list[int], threads: int) -> str:
     for size in sizes:
         for data in ("random", "clustered"):
             wanted = {**LIMIT, **OURS, **(PEERS if size <= PEER_FITS else {})}
-            found = {}
+            measured = {}
             for name, what in wanted.items():
-                found[name] = in_own_process(what, size, data, threads)
-                print(f"B = {size}, {data}, {name}: {found[name]}", file=sys.stderr, flush=True)
-            limit = next(iter(found.values()))["seconds"]
-            for name, result in found.items():
-                peer = found.get(dict(zip(OURS, PEERS, strict=True)).get(name, ""))
+                measured[name] = in_own_process(what, size, data, threads)
+                print(f"B = {size}, {data}, {name}: {measured[name]}", file=sys.stderr, flush=True)
+            limit = next(iter(measured.values()))["seconds"]
+            for name, result in measured.items():
+                peer = measured.get(dict(zip(OURS, PEERS, strict=True)).get(name, ""))
                 faster = f"{peer['seconds'] / result['seconds']:,.0f}" if peer else ""
                 share = f"1/{peer['bytes'] / max(result['bytes'], 1):,.0f}" if peer else ""
                 row = [f"{size:,}", data, name, f"{1e3 * result['seconds']:,.1f} ms"]

@@ -99,8 +99,8 @@ def search(address: str | Path, queries: np.ndarray, truth: list[set[str]]) -> d
     engine = open_engine(address)
     engine.search(queries[:1], K)
     answers = engine.search(queries, K).ids.tolist()
-    found = [{row.path for row in engine.rows([i for i in ids if i >= 0])} for ids in answers]
-    result = {"recall@10": float(np.mean([len(f & t) / K for f, t in zip(found, truth, strict=True)]))}
+    paths = [{row.path for row in engine.rows([i for i in ids if i >= 0])} for ids in answers]
+    result = {"recall@10": float(np.mean([len(f & t) / K for f, t in zip(paths, truth, strict=True)]))}
     for name, where in (
         ("one query ms", Filter()),
         ("one query, category ms", Filter(columns=(("category", "7"),))),

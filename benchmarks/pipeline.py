@@ -124,10 +124,12 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         if options.folder is not None:
-            found = image_files(options.folder)
-            step = max(1, len(found) // options.images)
+            photographs = image_files(options.folder)
+            step = max(1, len(photographs) // options.images)
             sets = {
-                str(options.folder.name): [options.folder / name for name in found[::step][: options.images]]
+                str(options.folder.name): [
+                    options.folder / name for name in photographs[::step][: options.images]
+                ]
             }
         else:
             folder = Path(temporary)

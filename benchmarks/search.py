@@ -71,9 +71,9 @@ def in_turns(one: Callable[[], Any], other: Callable[[], Any], rounds: int) -> t
     return median(times[0]), median(times[1])
 
 
-def recall(found: np.ndarray, truth: np.ndarray) -> float:
+def recall(ids: np.ndarray, truth: np.ndarray) -> float:
     """Share of the true neighbours that were found."""
-    return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(found, truth, strict=True)]))
+    return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(ids, truth, strict=True)]))
 
 
 def compare(name: str, vectors: np.ndarray, folder: Path, kind: str, quick: bool) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def compare(name: str, vectors: np.ndarray, folder: Path, kind: str, quick: bool
     one = in_turns(ours_one, theirs_one, 200 if approximate else 20)
     many = in_turns(lambda: engine.search(queries, K), lambda: direct.search(queries, K), 2 if quick else 3)
     truth = faiss.knn(queries[:200], vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
-    found = engine.search(queries[:200], K).ids
+    ids = engine.search(queries[:200], K).ids
     theirs = direct.search(queries[:200], K)[1]
     return {
         "set": name,
@@ -118,7 +118,7 @@ def compare(name: str, vectors: np.ndarray, folder: Path, kind: str, quick: bool
         "build s": [our_build, their_build],
         "one query ms": [1000 * one[0], 1000 * one[1]],
         "1,000 queries s": list(many),
-        "recall@10": [recall(found, truth), recall(theirs, truth)],
+        "recall@10": [recall(ids, truth), recall(theirs, truth)],
         "memory MB": [memory("ours", place), memory("faiss", Path(str(place) + ".faiss"))],
         "efSearch": width,
     }

@@ -111,13 +111,13 @@ def step_times(batch: int, rounds: int, folder: Path) -> list[list[object]]:
         for name, work in works.items():
             times[name].append(seconds(work))
     record.close()
-    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
+    medians = {name: statistics.median(median[1:]) for name, median in times.items()}
     limit = medians["bare forward and backward"]
     waited = batches.waited / len(times["ours, whole step"])
     rows: list[list[object]] = []
-    for name, found in medians.items():
-        share = f"{100 * waited / found:.1f}%" if name.startswith("ours") else ""
-        rows.append([name, batch, f"{1000 * found:.0f}", f"{found / limit:.2f}", share])
+    for name, median in medians.items():
+        share = f"{100 * waited / median:.1f}%" if name.startswith("ours") else ""
+        rows.append([name, batch, f"{1000 * median:.0f}", f"{median / limit:.2f}", share])
     return rows
 
 
@@ -143,8 +143,8 @@ def memory_rows(cases: list[tuple[int, int | None]]) -> list[list[object]]:
     for batch, micro in cases:
         word = str(micro) if micro else "none"
         command = [sys.executable, __file__, "--memory-of", str(batch), word]
-        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        rows.append([batch, word, f"{found['mib']:.0f}", f"{found['seconds']:.2f}"])
+        peak = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        rows.append([batch, word, f"{peak['mib']:.0f}", f"{peak['seconds']:.2f}"])
     return rows
 
 

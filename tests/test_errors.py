@@ -30,6 +30,11 @@ def test_nothing_is_suggested_where_nothing_is_near() -> None:
     assert "did you mean" not in str(unknown("key", "zzzz", ["alpha"]))
 
 
+def test_the_beginning_of_a_name_is_near_enough() -> None:
+    assert nearest("divid", ["mic", "divide-and-conquer"]) == "divide-and-conquer"
+    assert nearest("di", ["mic", "divide-and-conquer"]) is None
+
+
 def test_input_errors_are_value_errors() -> None:
     assert issubclass(InputError, ValueError)
     assert InputError.exit_code == 2

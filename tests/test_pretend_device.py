@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from forerank.losses.base import unit_vectors
+from forerank.losses.base import normalise_rows
 from forerank.machine import choose_device
 from pretend_device import DEVICE, DeviceMixUpError, host_waits
 
@@ -14,8 +14,8 @@ def test_tensors_of_two_devices_are_refused_with_the_place() -> None:
         there + here
     with pytest.raises(DeviceMixUpError, match="index_put"):
         here[torch.tensor([0])] = there[:1]
-    with pytest.raises(DeviceMixUpError, match=r"in losses/base.py:\d+ unit_vectors"):
-        unit_vectors(_Spoiled(there, here))  # type: ignore[arg-type]
+    with pytest.raises(DeviceMixUpError, match=r"in losses/base.py:\d+ normalise_rows"):
+        normalise_rows(_Spoiled(there, here))  # type: ignore[arg-type]
     assert (there + torch.tensor(1.0)).tolist() == [[2.0, 2.0]] * 3  # a number may come from anywhere
     there[1:] = 5
     there.copy_(here + there.cpu())

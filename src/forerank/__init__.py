@@ -7,23 +7,24 @@ Names are loaded on first use, so that ``import forerank`` costs milliseconds.
 '0.1.0'
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from forerank.lazy import import_on_demand
 
 __version__ = "0.1.0"
 
 # Public name -> module that defines it.
 _HOMES = {
-    "PNPLoss": "forerank.losses",
-    "SmoothAPLoss": "forerank.losses",
-    "CrossBatchMemory": "forerank.losses",
-    "evaluate": "forerank.metrics",
-    "Table": "forerank.data",
-    "ClassBalancedSampler": "forerank.data",
-    "create_model": "forerank.models",
-    "Retriever": "forerank.models",
-    "Index": "forerank.search",
-    "Client": "forerank.client",
+    "PNPLoss": "losses",
+    "SmoothAPLoss": "losses",
+    "CrossBatchMemory": "losses",
+    "evaluate": "metrics",
+    "Table": "data",
+    "ClassBalancedSampler": "data",
+    "create_model": "models",
+    "Retriever": "models",
+    "Index": "search",
+    "Client": "client",
 }
 
 __all__ = [
@@ -49,12 +50,7 @@ if TYPE_CHECKING:
     from forerank.search import Index
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'forerank' has no attribute {name!r}")
+__getattr__ = import_on_demand(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""``python -m forerank`` is the ``forerank`` command; ``torchrun -m forerank`` uses this door."""
+"""``python -m forerank`` is the ``forerank`` command; ``torchrun -m forerank`` starts here."""
 
 from forerank.cli import main
 

@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 from forerank.errors import ForerankError, InputError
 from forerank.search.index import Hit, Matches
 
-Picture = str | Path | bytes
+PictureSource = str | Path | bytes
 
 
 class ServerError(ForerankError):
@@ -46,7 +46,9 @@ class Client:
         self.address, self.seconds = address.rstrip("/"), seconds
         self._token = token or os.environ.get("FORERANK_TOKEN")
 
-    def search(self, query: Picture | int, k: int = 10, where: Sequence[str] = (), text: str = "") -> Matches:
+    def search(
+        self, query: PictureSource | int, k: int = 10, where: Sequence[str] = (), text: str = ""
+    ) -> Matches:
         """The k nearest images, as `forerank.Index.search` gives them.
 
         Args:
@@ -68,7 +70,7 @@ class Client:
         return Matches(tuple(hits), answer["threshold"])
 
     def add(
-        self, picture: Picture, label: str = "", columns: Mapping[str, str] | None = None
+        self, picture: PictureSource, label: str = "", columns: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Add an image to the index; when this returns it is on the server's disk and found by searches.
 
@@ -107,7 +109,7 @@ class Client:
             raise ServerError(f"{self.address} did not answer: {reason}", 0) from error
 
 
-def _bytes_of(picture: Picture) -> bytes:
+def _bytes_of(picture: PictureSource) -> bytes:
     if isinstance(picture, bytes):
         return picture
     try:

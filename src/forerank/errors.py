@@ -2,9 +2,12 @@
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
+
+Entry = TypeVar("Entry")
 
 # Module a user may lack -> the extra of ours that installs it.
 EXTRAS = {
@@ -60,13 +63,14 @@ class MissingExtraError(ForerankError, ImportError):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name most like the given one, or None if nothing is close.
+    """The valid name most like the given one, or one that begins with it; None if nothing is close.
 
-    >>> nearest("tempreature", ["temperature", "alpha"])
-    'temperature'
+    >>> nearest("tempreature", ["temperature", "alpha"]), nearest("temp", ["temperature", "alpha"])
+    ('temperature', 'temperature')
     """
-    by_folded = {v.casefold(): v for v in valid}
-    matches = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
+    by_folded, given = {v.casefold(): v for v in valid}, name.casefold()
+    matches = difflib.get_close_matches(given, by_folded, n=1, cutoff=0.5)
+    matches += [folded for folded in by_folded if len(given) > 2 and folded.startswith(given)]
     return by_folded[matches[0]] if matches else None
 
 
@@ -81,6 +85,23 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> InputError:
     guess = nearest(str(name), names)
     hint = f" did you mean {guess!r}?" if guess else ""
     return InputError(f"unknown {kind} {str(name)!r}:{hint} Valid: {', '.join(names)}.")
+
+
+def check_name(kind: str, name: object, valid: Collection[str]) -> None:
+    """Refuse a name that is not among the valid ones.
+
+    >>> check_name("split", "tset", ["train", "test"])
+    Traceback (most recent call last):
+    forerank.errors.InputError: unknown split 'tset': did you mean 'test'? Valid: train, test.
+    """
+    if name not in valid:
+        raise unknown(kind, name, valid)
+
+
+def look_up(kind: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+    """The entry of a registry; an unknown name is refused with the nearest one."""
+    check_name(kind, name, entries)
+    return entries[name]
 
 
 def no_such_path(source: object) -> InputError | None:

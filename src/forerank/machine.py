@@ -134,7 +134,7 @@ def cpu_has_bf16() -> bool:
     return bool(check()) if check else False
 
 
-def describe() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Everything `forerank doctor` prints, as a dict that can be JSON."""
     import torch
 

@@ -79,10 +79,10 @@ def test_unknown_option_is_refused_with_the_nearest() -> None:
 def test_doctor_for_machines_is_one_json_document() -> None:
     done = forerank("doctor", "--json")
     assert done.returncode == 0
-    found = json.loads(done.stdout)
-    assert found["versions"]["torch"]
-    assert found["threads"] >= 1
-    assert found["extras"]["baselines"]["installed"] is True
+    results = json.loads(done.stdout)
+    assert results["versions"]["torch"]
+    assert results["threads"] >= 1
+    assert results["extras"]["baselines"]["installed"] is True
 
 
 def test_doctor_says_how_to_get_what_is_missing(

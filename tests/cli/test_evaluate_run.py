@@ -43,21 +43,21 @@ def folder(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_options_are_heard(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--ks", "3", "--no-nmi", "--ties", "optimistic", "--seed", "4", "--precision", "float64"]
     assert run(["evaluate", str(folder), "--split", "train", "--json", *options]) == 0
-    found = json.loads(capsys.readouterr().out)
+    results = json.loads(capsys.readouterr().out)
     embedded, _ = embed_run(folder, "train")
     expected = evaluate(
         embedded.vectors, embedded.table.label_ids, ks=(3,), nmi=False, ties="optimistic", seed=4
     ).to_dict()
-    assert found["metrics"] == expected["metrics"]
-    assert found["intervals"] == expected["intervals"]
-    assert found["settings"] == {**expected["settings"], "precision": "float64"}
+    assert results["metrics"] == expected["metrics"]
+    assert results["intervals"] == expected["intervals"]
+    assert results["settings"] == {**expected["settings"], "precision": "float64"}
 
 
 def test_without_options_as_the_recipe_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["evaluate", str(folder), "--split", "train", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["settings"]["ks"] == [1, 10]  # 100 is more than there is to rank
-    assert "nmi" in found["metrics"]
+    results = json.loads(capsys.readouterr().out)
+    assert results["settings"]["ks"] == [1, 10]  # 100 is more than there is to rank
+    assert "nmi" in results["metrics"]
     assert run(["evaluate", str(folder), "--split", "train", "--ks", "100"]) == 2
     assert "recall@100 means nothing" in capsys.readouterr().err
 
@@ -73,9 +73,9 @@ def test_ks_of_a_recipe_are_cut_to_the_gallery(recipe: Recipe) -> None:
         is_gallery=is_gallery,
     )
     vectors = np.random.default_rng(0).normal(size=(150, 8)).astype(np.float32)
-    found = measure(Embedded(vectors, table), recipe, Processes(0, 1, torch.device("cpu")), full=True)
-    assert found.settings["ks"] == [1, 10]
-    assert found.counts["gallery"] == 30
+    metrics = measure(Embedded(vectors, table), recipe, Processes(0, 1, torch.device("cpu")), full=True)
+    assert metrics.settings["ks"] == [1, 10]
+    assert metrics.counts["gallery"] == 30
 
 
 def test_smaller_training_views_are_for_training_only(recipe: Recipe, folder: Path, tmp_path: Path) -> None:
@@ -96,13 +96,13 @@ def test_a_re_ranking_is_chosen_on_the_validation_classes(
     folder: Path, recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["evaluate", str(folder), "--rerank", "auto", "--no-nmi", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    results = json.loads(capsys.readouterr().out)
     embedded, _ = embed_run(folder, "validation")
     expected = choose_reranking(
         embedded.vectors, embedded.table.label_ids, metric=recipe.evaluation.choose_by
     )
-    assert found["rerank_choice"] == json.loads(json.dumps(expected.to_dict()))
-    assert found["settings"].get("rerank", "none") == expected.chosen
+    assert results["rerank_choice"] == json.loads(json.dumps(expected.to_dict()))
+    assert results["settings"].get("rerank", "none") == expected.chosen
 
     assert run(["evaluate", str(folder), "--rerank", "auto", "--no-nmi"]) == 0
     assert f"chosen: {expected.chosen}" in capsys.readouterr().out
@@ -114,9 +114,9 @@ def test_a_run_is_evaluated_with_the_re_ranking_that_was_asked_for(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["evaluate", str(folder), "--rerank", "averaging:neighbours=2", "--no-nmi", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    results = json.loads(capsys.readouterr().out)
     embedded, _ = embed_run(folder)
     options = {"ks": (1, 10), "nmi": False, "rerank": "averaging:neighbours=2"}
     expected = evaluate(embedded.vectors, embedded.table.label_ids, **options).to_dict()
-    assert found["metrics"] == expected["metrics"]
-    assert found["settings"]["rerank"] == "averaging:neighbours=2,alpha=3.0"
+    assert results["metrics"] == expected["metrics"]
+    assert results["settings"]["rerank"] == "averaging:neighbours=2,alpha=3.0"

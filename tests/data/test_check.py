@@ -13,13 +13,13 @@ from forerank.data import Table, check_table, hold_out, open_table
 
 
 def test_a_clean_folder_is_clean(class_folder: Path) -> None:
-    found = check_table(hold_out(open_table(class_folder), 0.34))
-    assert found.problems == 0
-    assert found.counts == {"train": (12, 4), "validation": (6, 2)}
-    assert found.formats == {"PNG": 18}
-    assert found.modes == {"RGB": 18}
-    assert found.smallest == found.largest == (16, 12)
-    assert "no problems" in str(found)
+    check = check_table(hold_out(open_table(class_folder), 0.34))
+    assert check.problems == 0
+    assert check.counts == {"train": (12, 4), "validation": (6, 2)}
+    assert check.formats == {"PNG": 18}
+    assert check.modes == {"RGB": 18}
+    assert check.smallest == check.largest == (16, 12)
+    assert "no problems" in str(check)
 
 
 @pytest.mark.parametrize("pixels", [False, True])
@@ -38,18 +38,18 @@ def test_every_fault_is_named(class_folder: Path, pixels: bool) -> None:
     (class_folder / "class5/15.png").write_bytes(whole[:-40])  # the header is whole, the pixels are not
     twice = table.where([*range(len(table)), names.index("class2/8.png")])
     before = {file: file.read_bytes() for file in class_folder.rglob("*.png")}
-    found = check_table(twice, pixels=pixels)
-    assert found.missing == ["class0/1.png"]
-    assert found.broken["class1/3.png"] == "the file is empty"
-    assert ("class5/15.png" in found.broken) == pixels
-    assert found.leaked == [["class2/6.png", "class4/12.png"]]
-    assert found.conflicting == found.leaked
-    assert found.listed_twice == ["class2/8.png"]
-    assert found.repeated == 1
-    assert found.problems == 5 + pixels
+    check = check_table(twice, pixels=pixels)
+    assert check.missing == ["class0/1.png"]
+    assert check.broken["class1/3.png"] == "the file is empty"
+    assert ("class5/15.png" in check.broken) == pixels
+    assert check.leaked == [["class2/6.png", "class4/12.png"]]
+    assert check.conflicting == check.leaked
+    assert check.listed_twice == ["class2/8.png"]
+    assert check.repeated == 1
+    assert check.problems == 5 + pixels
     assert {file: file.read_bytes() for file in class_folder.rglob("*.png")} == before
-    assert "class0/1.png" in str(found)
-    assert "LEAKED" in str(found)
+    assert "class0/1.png" in str(check)
+    assert "LEAKED" in str(check)
 
 
 def test_pixels_find_a_copy_in_another_file_format(tmp_path: Path, image: Any) -> None:
@@ -72,12 +72,12 @@ def test_labels_are_looked_at(tmp_path: Path, image: Any) -> None:
     for i in range(len(rows)):
         image(tmp_path / f"{i}.png", i)
     table = Table([f"{i}.png" for i in range(6)], [r[0] for r in rows], [r[1] for r in rows], root=tmp_path)
-    found = check_table(table)
-    assert found.shared_classes == ["Dog"]
-    assert found.look_alike_labels == [["Dog", "dog "]]
-    assert found.small_classes == {"train": ["dog "], "test": ["Dog"]}
-    assert found.queries_without_positive == 1
-    assert found.problems == 0
+    check = check_table(table)
+    assert check.shared_classes == ["Dog"]
+    assert check.look_alike_labels == [["Dog", "dog "]]
+    assert check.small_classes == {"train": ["dog "], "test": ["Dog"]}
+    assert check.queries_without_positive == 1
+    assert check.problems == 0
 
 
 def test_odd_files_are_counted(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_odd_files_are_counted(tmp_path: Path) -> None:
     moving = [Image.new("RGB", (9, 8), colour) for colour in ("red", "green")]
     moving[0].save(tmp_path / "m.gif", save_all=True, append_images=moving[1:])
     files = ["turned.jpg", "cmyk.jpg", "really_png.bmp", "m.gif"]
-    found = check_table(Table(files, list("aabb"), ["train"] * 4, root=tmp_path))
-    assert (found.rotated, found.animated, found.wrong_ending) == (1, 1, 1)
-    assert found.modes["CMYK"] == 1
-    assert found.problems == 0
+    check = check_table(Table(files, list("aabb"), ["train"] * 4, root=tmp_path))
+    assert (check.rotated, check.animated, check.wrong_ending) == (1, 1, 1)
+    assert check.modes["CMYK"] == 1
+    assert check.problems == 0
 
 
 def test_the_command_prints_and_exits(class_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 import io
 import pickle
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
+from claimed_png import claimed_png
 from forerank.data import BadImageError, Table, check_table, read_image
 from forerank.data.decode import known_formats
 from forerank.errors import InputError
@@ -20,18 +20,6 @@ RED = (200, 30, 40)
 
 def pixel(image: Image.Image, x: int = 0, y: int = 0) -> tuple[int, ...]:
     return tuple(int(v) for v in np.atleast_1d(np.asarray(image)[y, x]))
-
-
-def png_header(width: int, height: int) -> bytes:
-    """A PNG that promises a size and holds nothing."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-    )
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -223,7 +211,7 @@ def test_not_an_image_empty_missing_folder(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [10_000, 50_000])
 def test_decompression_bombs_are_refused_before_decoding(tmp_path: Path, side: int) -> None:
-    (tmp_path / "bomb.png").write_bytes(png_header(side, side))
+    (tmp_path / "bomb.png").write_bytes(claimed_png(side, side))
     with pytest.raises(BadImageError, match=r"bomb\.png.*decompression bomb"):
         read_image(tmp_path / "bomb.png")
     with pytest.raises(BadImageError, match="decompression bomb"):

@@ -116,7 +116,7 @@ def test_round_trip_and_refusals() -> None:
         ({"crop": "centre"}, "unknown crop"),
         ({"size": 300}, "at most resize"),
         ({"channels": 4}, "channels"),
-        ({"mean": (0.5,)}, "one a channel"),
+        ({"mean": (0.5,)}, "one per channel"),
         ({"std": (0, 0, 0)}, "positive"),
         ({"flip": 2}, "probability"),
     ):

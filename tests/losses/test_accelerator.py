@@ -43,15 +43,15 @@ def with_references(loss: nn.Module, device: str) -> list[Tensor]:
 def with_memory(loss: nn.Module, device: str) -> list[Tensor]:
     """Losses and gradients of three batches with a memory bank, and what the bank holds in the end."""
     bank = CrossBatchMemory(loss, size=20).to(device)
-    found: list[Tensor] = []
+    results: list[Tensor] = []
     torch.manual_seed(0)
     for seed, images in enumerate(IMAGES):
         batch = vectors(12, seed).to(device).requires_grad_()
         value = bank(batch, LABELS.to(device), ids=images.to(device))
         value.backward()
         assert batch.grad is not None
-        found += [value.detach(), batch.grad]
-    return [*found, bank.embeddings, bank.labels, bank.ids]
+        results += [value.detach(), batch.grad]
+    return [*results, bank.embeddings, bank.labels, bank.ids]
 
 
 @pytest.mark.parametrize("name", loss_names())
@@ -105,12 +105,12 @@ def test_gathered_by_two_processes(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
     for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        results = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         for kind in ("plain", "memory"):
-            there, here = found[DEVICE, kind], found["cpu", kind]
+            there, here = results[DEVICE, kind], results["cpu", kind]
             assert all(torch.equal(x, y) for x, y in zip(there, here, strict=True))
     alone = with_references(create_loss("PNP-Dq"), "cpu")[0]
-    torch.testing.assert_close(found["cpu", "plain"][0], alone)
+    torch.testing.assert_close(results["cpu", "plain"][0], alone)
 
 
 def work(rank: int, folder: str) -> None:
@@ -118,7 +118,7 @@ def work(rank: int, folder: str) -> None:
     faulthandler.dump_traceback_later(200, exit=True)
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
-    found: dict[tuple[str, str], list[Tensor]] = {}
+    results: dict[tuple[str, str], list[Tensor]] = {}
     mine = slice(0, 7) if rank == 0 else slice(7, 12)
     for device in ("cpu", DEVICE):
         loss = create_loss("PNP-Dq", gather=True)
@@ -131,8 +131,8 @@ def work(rank: int, folder: str) -> None:
             )
             value.backward()
             assert batch.grad is not None
-            found.setdefault((device, kind), []).extend([value.detach().cpu(), batch.grad.cpu()])
-    torch.save(found, f"{folder}/{rank}.pt")
+            results.setdefault((device, kind), []).extend([value.detach().cpu(), batch.grad.cpu()])
+    torch.save(results, f"{folder}/{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

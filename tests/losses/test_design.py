@@ -58,20 +58,20 @@ def test_the_papers_derivatives_give_the_papers_losses(variant: str) -> None:
     ],
 )
 def test_what_is_found_out(text: str, trend: str, derivative_bound: float, bound: float) -> None:
-    found = design(text)
-    assert (found.trend, found.closed) == (trend, True)
-    assert found.derivative_bound == pytest.approx(derivative_bound, rel=1e-4)
-    assert found.bound == pytest.approx(bound)
-    assert trend in found.describe()
+    designed = design(text)
+    assert (designed.trend, designed.closed) == (trend, True)
+    assert designed.derivative_bound == pytest.approx(derivative_bound, rel=1e-4)
+    assert designed.bound == pytest.approx(bound)
+    assert trend in designed.describe()
 
 
 def test_a_closed_form_keeps_its_digits() -> None:
     # The paper's Ib, where log(c + R) - log(c) in float64 would be off by 1e-9.
-    found = design("R / (1 + 0.001*R)")
-    assert found.closed
-    assert "log(R/1000 + 1)" in found.formula
+    designed = design("R / (1 + 0.001*R)")
+    assert designed.closed
+    assert "log(R/1000 + 1)" in designed.formula
     wanted = PNPLoss("Ib", b=0.001).curve.value(R)
-    assert float(((found.value(R) - wanted).abs() / (1 + wanted)).max()) <= 2 * found.error < 1e-11
+    assert float(((designed.value(R) - wanted).abs() / (1 + wanted)).max()) <= 2 * designed.error < 1e-11
 
 
 def test_a_pole_is_no_derivative() -> None:
@@ -87,15 +87,15 @@ def test_bounds_of_a_callable() -> None:
 
 def test_without_a_closed_form_the_error_is_stated_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerank.losses.design.PATIENCE", 0.5)
-    found = design("1 / (1 + R + sqrt(R) * atan(R))")
-    assert not found.closed
-    assert 0 < found.error < 1e-8
-    assert "numerical" in found.describe()
+    designed = design("1 / (1 + R + sqrt(R) * atan(R))")
+    assert not designed.closed
+    assert 0 < designed.error < 1e-8
+    assert "numerical" in designed.describe()
     # Against Simpson's rule on a fine grid.
     grid = torch.linspace(0, 5, 200_001, dtype=torch.float64)
-    slopes = found.slope(grid)
+    slopes = designed.slope(grid)
     simpson = (slopes[0] + 4 * slopes[1::2].sum() + 2 * slopes[2:-1:2].sum() + slopes[-1]) * (5 / 200_000) / 3
-    assert float(found.value(grid[-1:])) == pytest.approx(float(simpson), abs=2e-8)
+    assert float(designed.value(grid[-1:])) == pytest.approx(float(simpson), abs=2e-8)
 
 
 def test_a_callable_derivative() -> None:
@@ -174,6 +174,6 @@ def test_parameters() -> None:
 def test_gives_up_on_a_hard_integral_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerank.losses.design.PATIENCE", 0.2)
     start = time.monotonic()
-    found = design("1/(1 + R**3 + exp(R/9) + sqrt(1 + R*tanh(R)))")
-    assert not found.closed
+    designed = design("1/(1 + R**3 + exp(R/9) + sqrt(1 + R*tanh(R)))")
+    assert not designed.closed
     assert time.monotonic() - start < 30  # hours otherwise; not a measure of speed

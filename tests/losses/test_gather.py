@@ -64,7 +64,7 @@ def run(
     model: nn.Module, parts: list[list[tuple[Tensor, Tensor, Tensor]]], gather: bool
 ) -> dict[str, list[Any]]:
     """Loss and gradient at each step; `parts[step]` are the batches that this process joins into one."""
-    found: dict[str, list[Any]] = {}
+    results: dict[str, list[Any]] = {}
     for name, loss in make_losses(gather).items():
         for step in parts:
             inputs, labels, images = (torch.cat(x) for x in zip(*step, strict=True))
@@ -73,8 +73,8 @@ def run(
             value = value_of(loss, name, model(inputs), labels, images)
             value.backward()
             grads = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-            found.setdefault(name, []).append((value.detach(), grads.clone()))
-    return found
+            results.setdefault(name, []).append((value.detach(), grads.clone()))
+    return results
 
 
 def work(rank: int, sizes: list[list[int]], folder: str) -> None:
@@ -103,9 +103,9 @@ def test_processes_equal_one(sizes: list[list[int]], tmp_path: Path) -> None:
     whole = [joint_batch(step, part) for step, part in enumerate(sizes)]
     expected = run(make_model(), whole, gather=False)
     for rank in ranks:
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        results = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         for name in expected:
-            for (value, grads), (wanted, wanted_grads) in zip(found[name], expected[name], strict=True):
+            for (value, grads), (wanted, wanted_grads) in zip(results[name], expected[name], strict=True):
                 torch.testing.assert_close(value, wanted, rtol=1e-12, atol=1e-12)
                 torch.testing.assert_close(grads, wanted_grads, rtol=1e-9, atol=1e-12)
 

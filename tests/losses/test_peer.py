@@ -169,8 +169,8 @@ def test_inside_the_peers_distributed_wrapper(tmp_path: Path) -> None:
     loss.backward()
     # The wrapper multiplies by the number of processes, which averaging of gradients divides by again.
     for rank, grad in enumerate(x.grad.chunk(2)):
-        found, found_grad = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        torch.testing.assert_close(found, 2 * loss.detach())
+        value, found_grad = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        torch.testing.assert_close(value, 2 * loss.detach())
         torch.testing.assert_close(found_grad, 2 * grad)
 
 

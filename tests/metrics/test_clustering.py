@@ -43,8 +43,8 @@ def test_skipping_what_did_not_move_changes_nothing(iterations):
     rows = unit_rows(points())
     start = torch.randperm(900, generator=torch.Generator().manual_seed(5))[:40].numpy()
     expected, squares = lloyd(rows.float64(slice(0, 900)).numpy(), start, iterations)
-    assigned, found = kmeans(rows, 40, iterations=iterations, seed=5)
-    assert found == pytest.approx(squares, rel=1e-5)
+    assigned, centres = kmeans(rows, 40, iterations=iterations, seed=5)
+    assert centres == pytest.approx(squares, rel=1e-5)
     assert (assigned == expected).mean() > 0.99  # points between two centres may fall either way in float32
 
 

@@ -21,8 +21,8 @@ def test_equals_loops_over_pairs():
             pairs = [1 - a @ b for i, a in enumerate(members) for b in members[:i]]
             within.append(np.mean(pairs))
     between = [1 - a @ b for i, a in enumerate(centres) for b in centres[:i]]
-    found = class_distances(unit_rows(vectors), labels)
-    assert found == pytest.approx((np.mean(within), np.mean(between)), abs=1e-12)
+    distances = class_distances(unit_rows(vectors), labels)
+    assert distances == pytest.approx((np.mean(within), np.mean(between)), abs=1e-12)
 
 
 def test_tight_classes_lose_no_digits():

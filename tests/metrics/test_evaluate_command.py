@@ -28,6 +28,10 @@ def files(tmp_path):
     return tmp_path, vectors, labels, flags
 
 
+def command(folder, labels, *options):
+    return ["evaluate", "--embeddings", str(folder / "e.npy"), "--labels", str(folder / labels), *options]
+
+
 def figures(capsys):
     return json.loads(capsys.readouterr().out)["metrics"]
 
@@ -36,23 +40,16 @@ def test_all_against_all(files, capsys):
     folder, vectors, labels, _ = files
     base = ["evaluate", "--embeddings", str(folder / "e.npy"), "--json", "--labels"]
     assert run([*base, str(folder / "l.csv"), "--ks", "1", "--ks", "2"]) == 0
-    found = figures(capsys)
+    printed = figures(capsys)
     expected = evaluate(vectors, [f"class {label}" for label in labels], ks=(1, 2))
-    assert found == dict(expected)
+    assert printed == dict(expected)
     assert run([*base, str(folder / "l.txt"), "--no-nmi"]) == 0
     assert figures(capsys)["map"] == expected["map"]
 
 
 def test_query_gallery_and_sequence(files, capsys):
     folder, vectors, labels, flags = files
-    base = [
-        "evaluate",
-        "--embeddings",
-        str(folder / "e.npy"),
-        "--labels",
-        str(folder / "split.csv"),
-        "--json",
-    ]
+    base = command(folder, "split.csv", "--json")
     assert run([*base, "--no-nmi"]) == 0
     assert figures(capsys) == dict(evaluate(vectors, labels, queries=flags, gallery=~flags, nmi=False))
     assert run([*base, "--no-nmi", "--ignore-sequence"]) == 0
@@ -176,14 +173,7 @@ def test_a_damaged_matrix_is_refused_whatever_numpy_raises(tmp_path):
 
 def test_re_ranking_with_query_and_gallery_roles_and_sequences(files, capsys):
     folder, vectors, labels, flags = files
-    base = [
-        "evaluate",
-        "--embeddings",
-        str(folder / "e.npy"),
-        "--labels",
-        str(folder / "split.csv"),
-        "--json",
-    ]
+    base = command(folder, "split.csv", "--json")
     options = ["--rerank", "reciprocal:k1=6,k2=2", "--ignore-sequence", "--no-nmi", "--ks", "1"]
     assert run([*base, *options]) == 0
     expected = evaluate(
@@ -199,6 +189,6 @@ def test_re_ranking_with_query_and_gallery_roles_and_sequences(files, capsys):
 )
 def test_a_re_ranking_that_cannot_be_is_refused(files, capsys, kind, message):
     folder = files[0]
-    base = ["evaluate", "--embeddings", str(folder / "e.npy"), "--labels", str(folder / "l.csv")]
+    base = command(folder, "l.csv")
     assert run([*base, "--rerank", kind]) == 2
     assert message in capsys.readouterr().err

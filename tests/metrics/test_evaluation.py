@@ -62,15 +62,15 @@ def test_equals_sorting(seed, ties, split):
         any(labels[q] in labels[gallery[gallery != q]] for q in queries)
     )  # or there is nothing to evaluate
     expected = by_sorting(vectors, labels, queries, gallery, ks)
-    found = evaluate(vectors, labels, queries=queries, gallery=gallery, ks=ks, **QUICK)
-    assert dict(found) == pytest.approx(expected, abs=1e-12)
+    metrics = evaluate(vectors, labels, queries=queries, gallery=gallery, ks=ks, **QUICK)
+    assert dict(metrics) == pytest.approx(expected, abs=1e-12)
 
 
 def test_average_precision_is_scikit_learns():
     vectors, labels = clusters()
     unit = vectors.astype(np.float64) / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    found = evaluate(vectors, labels, per_query=True, **QUICK)
-    for query, precision in zip(found.per_query.query, found.per_query.average_precision, strict=True):
+    metrics = evaluate(vectors, labels, per_query=True, **QUICK)
+    for query, precision in zip(metrics.per_query.query, metrics.per_query.average_precision, strict=True):
         others = np.arange(len(labels)) != query
         expected = average_precision_score((labels == labels[query])[others], (unit @ unit[query])[others])
         assert precision == pytest.approx(expected, abs=1e-12)
@@ -102,27 +102,27 @@ def test_equals_accuracy_calculator(split):
 def test_ties_count_against_the_model():
     # Query 0 and its positive 1 are one vector, and so is the negative 2.
     vectors, labels = np.array([[1.0, 0], [1, 0], [1, 0], [0, 1]]), [0, 0, 1, 1]
-    found = evaluate(vectors, labels, ks=(1, 2), **QUICK)
+    metrics = evaluate(vectors, labels, ks=(1, 2), **QUICK)
     # 0 and 1 tie with 2; 3 is as far from its positive as from the negatives; 2 is plainly wrong.
-    assert found["recall@1"] == 0.0
-    assert found.optimistic["recall@1"] == 0.75
-    assert found.counts["tied_positives"] == 3
+    assert metrics["recall@1"] == 0.0
+    assert metrics.optimistic["recall@1"] == 0.75
+    assert metrics.counts["tied_positives"] == 3
     kind = evaluate(vectors, labels, ks=(1, 2), ties="optimistic", **QUICK)
     assert kind["recall@1"] == 0.75
     assert not kind.optimistic
-    assert "ties after" in str(found)
+    assert "ties after" in str(metrics)
     assert "ties after" not in str(evaluate(*clusters(), **QUICK))
 
 
 def test_self_is_left_out_by_identity():
     """An exact copy of the query under another label must not be taken for the query itself."""
     vectors = np.array([[1.0, 0.1], [1.0, 0.1], [1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])
-    found = evaluate(vectors, [0, 1, 0, 1, 1], ks=(1,), per_query=True, **QUICK)
-    assert found.per_query.first_rank[0] == 2  # after the copy, which is a negative
+    metrics = evaluate(vectors, [0, 1, 0, 1, 1], ks=(1,), per_query=True, **QUICK)
+    assert metrics.per_query.first_rank[0] == 2  # after the copy, which is a negative
     # The same rows in another order give each image the same rank.
     order = np.array([4, 1, 3, 0, 2])
     shuffled = evaluate(vectors[order], np.array([0, 1, 0, 1, 1])[order], ks=(1,), per_query=True, **QUICK)
-    assert shuffled.per_query.first_rank.tolist() == found.per_query.first_rank[order].tolist()
+    assert shuffled.per_query.first_rank.tolist() == metrics.per_query.first_rank[order].tolist()
 
 
 def test_same_camera_is_ignored():
@@ -130,24 +130,24 @@ def test_same_camera_is_ignored():
     vectors = np.array([[1.0, 0.0], [1.0, 0.01], [1.0, 0.3], [1.0, 0.2], [0.0, 1.0]])
     labels, camera = [0, 0, 0, 1, 1], ["a", "a", "b", "a", "b"]
     plain = evaluate(vectors, labels, ks=(1,), per_query=True, **QUICK)
-    found = evaluate(vectors, labels, ks=(1,), per_query=True, ignore=camera, **QUICK)
+    metrics = evaluate(vectors, labels, ks=(1,), per_query=True, ignore=camera, **QUICK)
     assert plain.per_query.first_rank[0] == 1
-    assert found.per_query.first_rank[0] == 2
-    assert found.per_query.positives[0] == 1
-    assert found.counts["ignored_pairs"] == 2  # (0, 1) and (1, 0)
+    assert metrics.per_query.first_rank[0] == 2
+    assert metrics.per_query.positives[0] == 1
+    assert metrics.counts["ignored_pairs"] == 2  # (0, 1) and (1, 0)
 
 
 def test_random_galleries():
     vectors, labels = clusters(200, classes=20, noise=0.8)
-    found = repeated_gallery(vectors, labels, repeats=10, ks=(1, 5))
-    assert found.counts["gallery"] == len(np.unique(labels))
-    assert found.counts["queries"] == 200 - found.counts["gallery"]
-    assert found.spread["recall@1"] > 0
+    metrics = repeated_gallery(vectors, labels, repeats=10, ks=(1, 5))
+    assert metrics.counts["gallery"] == len(np.unique(labels))
+    assert metrics.counts["queries"] == 200 - metrics.counts["gallery"]
+    assert metrics.spread["recall@1"] > 0
     again = repeated_gallery(vectors, labels, repeats=10, ks=(1, 5))
     assert (
-        dict(found) == dict(again) != dict(repeated_gallery(vectors, labels, repeats=10, ks=(1, 5), seed=1))
+        dict(metrics) == dict(again) != dict(repeated_gallery(vectors, labels, repeats=10, ks=(1, 5), seed=1))
     )
-    assert found["map"] == pytest.approx(found["mrr"])  # one relevant item
+    assert metrics["map"] == pytest.approx(metrics["mrr"])  # one relevant item
 
 
 def test_random_galleries_by_hand():
@@ -165,10 +165,10 @@ def test_random_galleries_by_hand():
             own = similarity[gallery[labels[query]]]
             ranks.append(1 + sum(other > own for other in similarity.values()))
         means.append(np.mean(1 / np.array(ranks)))
-    found = repeated_gallery(vectors, labels, repeats=4, seed=7, ks=(1,))
-    assert found["mrr"] == pytest.approx(np.mean(means), abs=1e-12)
-    assert found.spread["mrr"] == pytest.approx(np.std(means), abs=1e-12)
-    assert "bootstrap" not in found.settings
+    metrics = repeated_gallery(vectors, labels, repeats=4, seed=7, ks=(1,))
+    assert metrics["mrr"] == pytest.approx(np.mean(means), abs=1e-12)
+    assert metrics.spread["mrr"] == pytest.approx(np.std(means), abs=1e-12)
+    assert "bootstrap" not in metrics.settings
 
 
 def test_random_galleries_count_on_average():
@@ -188,45 +188,45 @@ def test_random_galleries_count_on_average():
 def test_queries_without_positive_are_counted_and_left_out():
     vectors, labels = clusters()
     lonely = np.concatenate([labels, [1000, 1001]])
-    found = evaluate(np.concatenate([vectors, vectors[:2] + 5]), lonely, **QUICK)
-    assert found.counts["queries_without_positive"] == 2
-    assert found.counts["queries"] == 300
-    assert found.counts["gallery"] == 302
-    assert "left out: 2 queries without a positive" in str(found)
+    metrics = evaluate(np.concatenate([vectors, vectors[:2] + 5]), lonely, **QUICK)
+    assert metrics.counts["queries_without_positive"] == 2
+    assert metrics.counts["queries"] == 300
+    assert metrics.counts["gallery"] == 302
+    assert "left out: 2 queries without a positive" in str(metrics)
 
 
 def test_interval_covers_and_is_seeded():
     vectors, labels = clusters(600, noise=2.0)
-    found = evaluate(vectors, labels, nmi=False, seed=3)
-    low, high = found.intervals["recall@1"]
-    assert low < found["recall@1"] < high
+    metrics = evaluate(vectors, labels, nmi=False, seed=3)
+    low, high = metrics.intervals["recall@1"]
+    assert low < metrics["recall@1"] < high
     # Classes as unit: about as wide as the textbook's standard error over class means.
     hits = evaluate(vectors, labels, per_query=True, **QUICK).per_query.first_rank == 1
     sizes, sums = np.bincount(labels), np.bincount(labels, hits)
     error = np.sqrt((((sums - sizes * hits.mean()) / sizes.mean()) ** 2).sum()) / len(sizes)
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.15)
-    assert found.intervals == evaluate(vectors, labels, nmi=False, seed=3).intervals
-    assert found.intervals != evaluate(vectors, labels, nmi=False, seed=4).intervals
+    assert metrics.intervals == evaluate(vectors, labels, nmi=False, seed=3).intervals
+    assert metrics.intervals != evaluate(vectors, labels, nmi=False, seed=4).intervals
 
 
 def test_reads_as_a_dict_and_as_json():
-    found = evaluate(*clusters(), ks=(1, 2), per_query=True)
-    assert list(found) == ["recall@1", "recall@2", "map", "map@r", "r_precision", "mrr", "dists@intra",
+    metrics = evaluate(*clusters(), ks=(1, 2), per_query=True)
+    assert list(metrics) == ["recall@1", "recall@2", "map", "map@r", "r_precision", "mrr", "dists@intra",
                            "dists@inter", "nmi"]  # fmt: skip
-    assert dict(**found)["map"] == found["map"]
-    whole = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert whole["metrics"] == dict(found)
+    assert dict(**metrics)["map"] == metrics["map"]
+    whole = json.loads(json.dumps(metrics.to_dict(), allow_nan=False))
+    assert whole["metrics"] == dict(metrics)
     assert len(whole["per_query"]["first_rank"]) == 300
-    assert isinstance(found, Evaluation)
-    assert found == dict(found) == evaluate(*clusters(), ks=(1, 2), per_query=True)
-    assert found != evaluate(*clusters(seed=1), ks=(1, 2), per_query=True)
-    assert str(found).splitlines()[0].split() == ["metric", "value", "95%", "interval"]
+    assert isinstance(metrics, Evaluation)
+    assert metrics == dict(metrics) == evaluate(*clusters(), ks=(1, 2), per_query=True)
+    assert metrics != evaluate(*clusters(seed=1), ks=(1, 2), per_query=True)
+    assert str(metrics).splitlines()[0].split() == ["metric", "value", "95%", "interval"]
 
 
 def test_one_class_has_no_distance_between_classes():
-    found = evaluate(clusters(20)[0], ["only"] * 20, ks=(1,))
-    assert "dists@inter" not in found
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["metrics"]["dists@intra"] > 0
+    metrics = evaluate(clusters(20)[0], ["only"] * 20, ks=(1,))
+    assert "dists@inter" not in metrics
+    assert json.loads(json.dumps(metrics.to_dict(), allow_nan=False))["metrics"]["dists@intra"] > 0
 
 
 @pytest.mark.parametrize("scale", [1e-310, 1e-160, 1e160, 1e300])
@@ -270,8 +270,8 @@ def test_takes_many_kinds_of_embeddings(kind, tmp_path):
     else:
         given = vectors.tolist()
     names = [f"name {label}" for label in labels]  # strings: other codes, same classes
-    found = evaluate(given, names if kind != "torch" else torch.from_numpy(labels), ks=(1,), seed=1)
-    assert {k: v for k, v in found.items() if k != "nmi"} == pytest.approx(
+    metrics = evaluate(given, names if kind != "torch" else torch.from_numpy(labels), ks=(1,), seed=1)
+    assert {k: v for k, v in metrics.items() if k != "nmi"} == pytest.approx(
         {k: v for k, v in expected.items() if k != "nmi"}, abs=1e-12
     )
 

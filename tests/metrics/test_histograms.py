@@ -13,6 +13,6 @@ def test_ignored_pairs_are_not_shown_as_positives():
     first, everyone = np.array([0]), np.arange(4)
     plain = similarity_histogram(rows, labels, first, everyone, bins=4)
     assert plain.positives.tolist() == [0.0, 0.0, 0.5, 0.5]
-    found = similarity_histogram(rows, labels, first, everyone, bins=4, ignore=camera)
-    assert found.positives.tolist() == [0.0, 0.0, 1.0, 0.0]
-    assert found.negatives.tolist() == [1.0, 0.0, 0.0, 0.0]  # a negative of the same camera stays
+    histogram = similarity_histogram(rows, labels, first, everyone, bins=4, ignore=camera)
+    assert histogram.positives.tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert histogram.negatives.tolist() == [1.0, 0.0, 0.0, 0.0]  # a negative of the same camera stays

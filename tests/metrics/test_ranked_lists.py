@@ -34,10 +34,10 @@ def cases():
 @given(cases(), st.integers(1, 30))
 def test_neighbours_are_the_head_of_the_sorted_list(case, k):
     vectors, labels = case
-    found = neighbours(vectors, labels, k=k)
+    nearest = neighbours(vectors, labels, k=k)
     for query in range(len(vectors)):
-        assert found.index[query].tolist() == brute(vectors, labels, query, range(len(vectors)))[:k]
-        assert (found.is_positive[query] == (labels[found.index[query]] == labels[query])).all()
+        assert nearest.index[query].tolist() == brute(vectors, labels, query, range(len(vectors)))[:k]
+        assert (nearest.is_positive[query] == (labels[nearest.index[query]] == labels[query])).all()
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -59,16 +59,16 @@ def test_an_exact_copy_of_the_query_is_found_but_never_the_query_itself():
 
 def test_only_the_gallery_is_found():
     vectors = np.random.default_rng(0).normal(size=(20, 4))
-    found = neighbours(vectors, np.arange(20) % 3, queries=[0, 5], k=30, gallery=[3, 4, 5, 6])
-    assert sorted(found.index[1].tolist()[:3]) == [3, 4, 6]
-    assert set(found.index.ravel()) <= {3, 4, 5, 6}
+    nearest = neighbours(vectors, np.arange(20) % 3, queries=[0, 5], k=30, gallery=[3, 4, 5, 6])
+    assert sorted(nearest.index[1].tolist()[:3]) == [3, 4, 6]
+    assert set(nearest.index.ravel()) <= {3, 4, 5, 6}
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(cases())
 def test_ranks_of_queries_and_the_hardest_of_them_by_brute_force(case):
     vectors, labels = case
-    found = rank_queries(vectors, labels)
+    ranked = rank_queries(vectors, labels)
     ranks, precisions = {}, {}
     for query in range(len(vectors)):
         right = [labels[row] == labels[query] for row in brute(vectors, labels, query, range(len(vectors)))]
@@ -76,23 +76,23 @@ def test_ranks_of_queries_and_the_hardest_of_them_by_brute_force(case):
             ranks[query] = right.index(True) + 1
             hits = np.cumsum(right)
             precisions[query] = np.mean([hits[i] / (i + 1) for i in range(len(right)) if right[i]])
-    assert found.query.tolist() == sorted(ranks)
-    assert found.first_rank.tolist() == [ranks[q] for q in found.query]
-    np.testing.assert_allclose(found.average_precision, [precisions[q] for q in found.query], atol=1e-9)
+    assert ranked.query.tolist() == sorted(ranks)
+    assert ranked.first_rank.tolist() == [ranks[q] for q in ranked.query]
+    np.testing.assert_allclose(ranked.average_precision, [precisions[q] for q in ranked.query], atol=1e-9)
     worst = sorted(ranks, key=lambda q: (-ranks[q], round(precisions[q], 9), q))
-    assert [ranks[q] for q in found.query[hardest(found, 5)]] == [ranks[q] for q in worst[:5]]
+    assert [ranks[q] for q in ranked.query[hardest(ranked, 5)]] == [ranks[q] for q in worst[:5]]
     if ranks:
         theirs = evaluate(vectors, labels, ks=(1,), nmi=False, per_query=True, bootstrap=0).per_query
-        assert theirs.first_rank.tolist() == found.first_rank.tolist()
+        assert theirs.first_rank.tolist() == ranked.first_rank.tolist()
 
 
 def test_easiest_shows_each_class_once():
     vectors = np.random.default_rng(3).normal(size=(40, 3))
     labels = np.arange(40) % 5
-    found = rank_queries(vectors, labels)
-    chosen = found.query[easiest(found, labels, 4)]
+    ranks = rank_queries(vectors, labels)
+    chosen = ranks.query[easiest(ranks, labels, 4)]
     assert len(set(labels[chosen])) == 4
-    assert found.average_precision.max() == found.average_precision[easiest(found, labels, 1)[0]]
+    assert ranks.average_precision.max() == ranks.average_precision[easiest(ranks, labels, 1)[0]]
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -115,10 +115,10 @@ def test_confused_pairs_by_brute_force(case, before):
         for pair in seen:
             queries[pair] = queries.get(pair, 0) + 1
     expected = sorted(counts, key=lambda pair: (-queries[pair], -counts[pair], *pair))
-    found = confused_pairs(vectors, names, before=before, top=1000)
-    assert [(p.label, p.other) for p in found] == expected
-    assert [(p.count, p.queries) for p in found] == [(counts[p], queries[p]) for p in expected]
-    for pair in found:
+    pairs = confused_pairs(vectors, names, before=before, top=1000)
+    assert [(p.label, p.other) for p in pairs] == expected
+    assert [(p.count, p.queries) for p in pairs] == [(counts[p], queries[p]) for p in expected]
+    for pair in pairs:
         assert (names[pair.query], names[pair.intruder]) == (pair.label, pair.other)
 
 
@@ -127,13 +127,13 @@ def test_confused_pairs_by_brute_force(case, before):
 def test_what_the_evaluation_ignores_is_neither_found_nor_counted(case, cameras):
     vectors, labels = case
     camera = np.arange(len(vectors)) % cameras
-    found = rank_queries(vectors, labels, ignore=camera)
-    if not len(found.query):
+    ranks = rank_queries(vectors, labels, ignore=camera)
+    if not len(ranks.query):
         return
-    near = neighbours(vectors, labels, found.query, k=3, ignore=camera)
-    for query, row in zip(found.query, near.index, strict=True):
+    near = neighbours(vectors, labels, ranks.query, k=3, ignore=camera)
+    for query, row in zip(ranks.query, near.index, strict=True):
         assert not ((labels[row] == labels[query]) & (camera[row] == camera[query])).any()
-    asked = [int(q) for q in found.query]
+    asked = [int(q) for q in ranks.query]
     for before in ("first", "any"):
         alone = confused_pairs(vectors, labels, before=before, top=1000, ignore=camera)
         # What one query is confused by, its like-camera positives taken out of the gallery by hand.
@@ -148,9 +148,9 @@ def test_what_the_evaluation_ignores_is_neither_found_nor_counted(case, cameras)
             vectors, labels, ks=(1,), nmi=False, per_query=True, bootstrap=0, ignore=camera
         ).per_query
         assert theirs.query.tolist() == asked
-        assert theirs.first_rank.tolist() == found.first_rank.tolist()
-        np.testing.assert_allclose(found.average_precision, theirs.average_precision, atol=1e-9)
-        assert found.positives.tolist() == theirs.positives.tolist()
+        assert theirs.first_rank.tolist() == ranks.first_rank.tolist()
+        np.testing.assert_allclose(ranks.average_precision, theirs.average_precision, atol=1e-9)
+        assert ranks.positives.tolist() == theirs.positives.tolist()
 
 
 def test_the_size_of_the_chunks_does_not_matter(monkeypatch):

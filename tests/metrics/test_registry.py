@@ -36,34 +36,34 @@ def test_precision_and_map_at_k_by_brute_force(k, tied):
         hits = np.cumsum(right)
         precisions.append(hits[k - 1] / best)
         averages.append(sum(hits[i] / (i + 1) for i in range(k) if right[i]) / best)
-    found = evaluate(vectors, labels, metrics=["precision@k", "map@k"], ks=(k,), **QUICK)
-    assert list(found) == [f"precision@{k}", f"map@{k}"]
-    assert found[f"precision@{k}"] == pytest.approx(np.mean(precisions), abs=1e-12)
-    assert found[f"map@{k}"] == pytest.approx(np.mean(averages), abs=1e-12)
+    metrics = evaluate(vectors, labels, metrics=["precision@k", "map@k"], ks=(k,), **QUICK)
+    assert list(metrics) == [f"precision@{k}", f"map@{k}"]
+    assert metrics[f"precision@{k}"] == pytest.approx(np.mean(precisions), abs=1e-12)
+    assert metrics[f"map@{k}"] == pytest.approx(np.mean(averages), abs=1e-12)
 
 
 def test_metrics_at_k_meet_those_they_generalise():
     vectors, labels = clusters(0)
     labels = np.arange(len(labels)) // 2  # R is 1 everywhere, so k = R = 1
-    found = evaluate(vectors, labels, metrics=["map@1", "map@r", "precision@1", "recall@1"], **QUICK)
-    assert len(set(found.values())) == 1
+    metrics = evaluate(vectors, labels, metrics=["map@1", "map@r", "precision@1", "recall@1"], **QUICK)
+    assert len(set(metrics.values())) == 1
 
 
 def test_figures_per_category_are_those_of_its_queries_alone_and_the_worst_leads():
     vectors, labels = clusters(3, size=120)
     kinds = np.array(["bird", "fish", "tree"])[labels % 3]
-    found = evaluate(vectors, labels, categories=kinds, **QUICK)
-    assert sum(c.queries for c in found.categories) == found.counts["queries"]
-    for one in found.categories:
+    metrics = evaluate(vectors, labels, categories=kinds, **QUICK)
+    assert sum(c.queries for c in metrics.categories) == metrics.counts["queries"]
+    for one in metrics.categories:
         alone = evaluate(vectors, labels, queries=kinds == one.category, **QUICK)
         assert one.figures == pytest.approx(dict(alone), abs=1e-12)
         assert one.queries == alone.counts["queries"]
-    recalls = [c.figures["recall@1"] for c in found.categories]
+    recalls = [c.figures["recall@1"] for c in metrics.categories]
     assert recalls == sorted(recalls)
     assert recalls[0] < recalls[-1]
-    again = type(found).from_dict(json.loads(json.dumps(found.to_dict())))
-    assert again.categories == found.categories
-    assert str(again) == str(found)
+    again = type(metrics).from_dict(json.loads(json.dumps(metrics.to_dict())))
+    assert again.categories == metrics.categories
+    assert str(again) == str(metrics)
 
 
 def test_categories_in_console_json_and_report(tmp_path, capsys):
@@ -120,6 +120,8 @@ def test_unknown_metrics_are_refused_everywhere(tmp_path, capsys):
 
     with pytest.raises(InputError, match="did you mean 'recall@k'"):
         open_parts(load_recipe("glyphs", ["choose_by=recal@1"]))
+    assert run(["recipe", "show", "sop", "choose_by=recal@1"]) == 2
+    assert "did you mean 'recall@k'" in capsys.readouterr().err
     with pytest.raises(InputError, match="must be a ranking metric"):
         open_parts(load_recipe("glyphs", ["choose_by=nmi"]))
 

@@ -48,8 +48,8 @@ def test_the_same_weights_give_the_same_features_in_timms_network(name: str) -> 
     size = VARIANTS[name].size
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        expected, found = theirs(images), ours(images).mean((2, 3))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        expected, actual = theirs(images), ours(images).mean((2, 3))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_odd_sizes_pad_on_both_sides_like_tensorflow() -> None:

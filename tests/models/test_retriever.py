@@ -47,8 +47,8 @@ def test_vectors_are_those_of_the_model_whatever_the_batches(files: list[Path]) 
     with torch.no_grad():
         expected = model(torch.stack(views)).numpy()
     for batch_size in (1, 2, 4, 9, 100):
-        found = Retriever(model, device="cpu", batch_size=batch_size).embed(files)
-        np.testing.assert_allclose(found, expected, atol=2e-6)
+        embedded = Retriever(model, device="cpu", batch_size=batch_size).embed(files)
+        np.testing.assert_allclose(embedded, expected, atol=2e-6)
 
 
 def test_no_pictures_no_vectors(retriever: Retriever) -> None:
@@ -89,8 +89,8 @@ def test_onnx_gives_the_same_vectors_on_real_pictures(tmp_path: Path, files: lis
     about = json.loads(session.get_modelmeta().custom_metadata_map["forerank"])
     p = Preprocessing.from_dict(about["preprocessing"])
     views = torch.stack([evaluation_view(Image.open(file), p) for file in files]).numpy()
-    found = session.run(["vectors"], {"images": views})[0]
-    np.testing.assert_allclose(found, Retriever(model).embed(files), atol=1e-4)
+    exported = session.run(["vectors"], {"images": views})[0]
+    np.testing.assert_allclose(exported, Retriever(model).embed(files), atol=1e-4)
 
 
 def test_an_onnx_file_that_differs_is_not_written(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from forerank.cli import run
 from forerank.errors import ForerankError
 from forerank.paper import runs
-from forerank.paper.dry_run import describe
+from forerank.paper.dry_run import describe_plan
 from forerank.paper.pipeline import open_study, run_experiments, runs_needed
 from forerank.paper.render import render
 from forerank.paper.study import RESULT, Condition, Run, Study
@@ -105,13 +105,13 @@ def test_killed_and_taken_up(tmp_path: Path, few_glyphs: tuple[str, ...]) -> Non
 
 
 def test_side_by_side_gives_the_same_numbers(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
-    found = []
+    metrics = []
     for folder, at_once in (("one", 1), ("two", 2)):
         study = open_study(["retrieval-examples"], seeds=2, out=tmp_path / folder, values=few_glyphs)
         run_experiments(["retrieval-examples"], study, jobs=at_once)
-        found.append([r.result()["metrics"] for r in runs_needed(["retrieval-examples"], study)])
+        metrics.append([r.result()["metrics"] for r in runs_needed(["retrieval-examples"], study)])
         assert (tmp_path / folder / "figures" / "retrieval-examples.png").exists()
-    for one, two in zip(*found, strict=True):
+    for one, two in zip(*metrics, strict=True):
         assert one["recall@1"] == pytest.approx(two["recall@1"], abs=0.02)
 
 
@@ -144,14 +144,14 @@ def test_list_and_dry_run(
 
 def test_dry_run_looks_for_every_image(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
     study = open_study(["toy"], seeds=1, out=tmp_path / "out", values=few_glyphs)
-    text, ready = describe(study, runs_needed(["variants-sop"], study))
+    text, ready = describe_plan(study, runs_needed(["variants-sop"], study))
     assert ready
     assert "0.0 GiB" not in text
     assert "(0 MiB" not in text
     source = Path(few_glyphs[0].partition("=")[2])
     elsewhere = (f"data.source={source}", f"data.root={tmp_path}", *few_glyphs[2:])  # lists without images
     study = open_study(["toy"], seeds=1, out=tmp_path / "out", values=elsewhere)
-    text, ready = describe(study, runs_needed(["variants-sop"], study))
+    text, ready = describe_plan(study, runs_needed(["variants-sop"], study))
     assert not ready
     assert "image files are missing, the first" in text
 
@@ -159,7 +159,7 @@ def test_dry_run_looks_for_every_image(tmp_path: Path, few_glyphs: tuple[str, ..
 def test_dry_run_looks_for_the_weights(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
     lost = (*few_glyphs, f"model.backbone=efficientnet-lite0@{tmp_path / 'no.pth'}", "model.pretrained=true")
     study = open_study(["toy"], seeds=1, out=tmp_path / "out", values=lost)
-    text, ready = describe(study, runs_needed(["variants-sop"], study))
+    text, ready = describe_plan(study, runs_needed(["variants-sop"], study))
     assert not ready
     assert "weights   are not there: no weights file" in text
 

@@ -29,24 +29,24 @@ def test_recall_counts_the_nearest_on_the_circle() -> None:
 def test_dq_separates_unseen_classes_where_ib_does_not() -> None:
     torch.set_num_threads(1)  # networks this small only wait for a second thread
     truth = toy.labels().numpy()
-    found: dict[str, list[float]] = {"Ib": [], "Dq": []}
+    recalls_of: dict[str, list[float]] = {"Ib": [], "Dq": []}
     for seed in range(3):
         points = toy.two_centres(torch.Generator().manual_seed(1000 + seed))
-        for name, recalls in found.items():
+        for name, recalls in recalls_of.items():
             network = toy.train_network(points, name, toy.ToySettings(), seed)
             recalls.append(toy.recall_at_1(toy.angles(network, points.test), truth))
-    assert np.mean(found["Dq"]) - np.mean(found["Ib"]) > 0.2, found
+    assert np.mean(recalls_of["Dq"]) - np.mean(recalls_of["Ib"]) > 0.2, recalls_of
 
 
 def test_finished_seeds_are_not_trained_again(tmp_path: Path) -> None:
-    whole = toy.run(TINY, tmp_path, jobs=1)
+    whole = toy.run_toy(TINY, tmp_path, jobs=1)
     assert toy.read_result(tmp_path) == whole
     kept = json.loads((tmp_path / "toy.json").read_text())
     removed = kept["seeds"].pop("one_centre, Dq, 1")
     kept["seeds"]["two_centres, Ib, 0"]["recall"] = 0.123  # a mark that training would wipe out
     (tmp_path / "toy.json").write_text(json.dumps(kept))
     assert toy.read_result(tmp_path) is None
-    again = toy.run(TINY, tmp_path, jobs=1)
+    again = toy.run_toy(TINY, tmp_path, jobs=1)
     assert again["recall"]["two_centres"]["Ib"][0] == 0.123
     assert again["recall"]["one_centre"]["Dq"][1] == removed["recall"]
     text = (tmp_path / "toy.json").read_text()

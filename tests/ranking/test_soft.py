@@ -131,9 +131,11 @@ def test_columns_out_of_reach_change_nothing(bank: bool, monkeypatch: pytest.Mon
     references, ranked_codes = (x[order] + 0.01, torch.cat([codes, codes[order]])) if bank else (None, codes)
     classes = ClassColumns.build(codes, ranked_codes, own_columns=torch.arange(40))
     settings = CountSettings(positives="soft", chunk_size=4)
-    found: list[Tensor | None] = []
+    kept_columns: list[Tensor | None] = []
     original = soft._columns_in_reach
-    monkeypatch.setattr(soft, "_columns_in_reach", lambda *a: found.append(original(*a)) or found[-1])
+    monkeypatch.setattr(
+        soft, "_columns_in_reach", lambda *a: kept_columns.append(original(*a)) or kept_columns[-1]
+    )
     results = []
     for share in (0.7, -1.0):  # leave columns out; never do
         monkeypatch.setattr(soft, "WORTHWHILE", share)
@@ -141,8 +143,8 @@ def test_columns_out_of_reach_change_nothing(bank: bool, monkeypatch: pytest.Mon
         loss = ranked_loss(live, classes, square, settings, references=references)
         loss.backward()
         results.append((loss.detach(), live.grad))
-    assert any(kept is not None for kept in found[:10])
-    assert all(kept is None for kept in found[10:])
+    assert any(kept is not None for kept in kept_columns[:10])
+    assert all(kept is None for kept in kept_columns[10:])
     assert results[0][0] > 1  # the two classes in each other's way
     torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-12)
 

@@ -17,7 +17,7 @@ from PIL import Image
 from forerank.data import Table
 from forerank.errors import InputError
 from forerank.metrics import evaluate
-from forerank.report import Choice, write_report
+from forerank.report import CheckpointChoice, write_report
 
 HISTORY = [
     *({"step": step, "loss": math.exp(-step / 200)} for step in range(600)),
@@ -110,8 +110,8 @@ def test_the_interval_of_the_difference_is_that_of_resampled_classes(run, page):
         rows = np.concatenate([np.flatnonzero(classes == c) for c in generator.integers(6, size=6)])
         drawn.append(change[rows].mean())
     shown = re.search(r"95% interval ([+−][\d.]+) to ([+−][\d.]+)", page)
-    found = [float(end.replace("−", "-")) / 100 for end in shown.groups()]
-    np.testing.assert_allclose(found, np.quantile(drawn, [0.025, 0.975]), atol=0.03)
+    interval = [float(end.replace("−", "-")) / 100 for end in shown.groups()]
+    np.testing.assert_allclose(interval, np.quantile(drawn, [0.025, 0.975]), atol=0.03)
 
 
 def test_the_hardest_query_leads(run, tmp_path):
@@ -179,7 +179,7 @@ def test_test_figures_are_not_drawn_as_a_curve(run, tmp_path):
 def test_the_figure_that_chooses_is_drawn_and_the_kept_step_marked(run, tmp_path):
     values = {10: 0.4, 20: 1.0, 30: 0.9}
     history = [{"step": s, "validation": {"recall@1": 0.5, "map@r": v}} for s, v in values.items()]
-    page = write(run, tmp_path / "r.html", history=history, choice=Choice("map@r", 20, before=0.3))
+    page = write(run, tmp_path / "r.html", history=history, choice=CheckpointChoice("map@r", 20, before=0.3))
     training = page[page.index('id="training"') : page.index('id="similarity"')]
     chart = training[training.index("mAP@R, by which the checkpoint is chosen") :].split("</figure>")[0]
     (points,) = re.findall(r'<polyline class="line s1" points="([^"]*)"', chart)
@@ -237,13 +237,13 @@ def test_only_queries_ask_and_only_the_gallery_is_found(run, tmp_path):
     queries = {
         int(n) for n in re.findall(r'class="asks"><div class="picture"><span class="none">row(\d+)\.', hard)
     }
-    found = {
+    answers = {
         int(n)
         for n in re.findall(r'class="(?:good|bad)"><div class="picture"><span class="none">row(\d+)\.', hard)
     }
     assert queries
     assert queries <= set(np.flatnonzero(asks))
-    assert found <= set(np.flatnonzero(~asks))
+    assert answers <= set(np.flatnonzero(~asks))
 
 
 def test_pairs_of_one_camera_are_left_out_as_the_evaluation_does(run, tmp_path):
@@ -262,9 +262,9 @@ def test_pairs_of_one_camera_are_left_out_as_the_evaluation_does(run, tmp_path):
     assert shown == sorted(measured.per_query.first_rank - 1, reverse=True)[: len(shown)]
     assert cards
     for card in cards:
-        asks, *found = (int(n) for n in re.findall(r'class="none">row(\d+)\.', card))
+        asks, *answers = (int(n) for n in re.findall(r'class="none">row(\d+)\.', card))
         twins = (table.label_ids == table.label_ids[asks]) & (camera == camera[asks])
-        assert not set(found) & set(np.flatnonzero(twins))
+        assert not set(answers) & set(np.flatnonzero(twins))
 
 
 def test_bad_input_is_refused_in_a_sentence(run, tmp_path):

@@ -49,8 +49,8 @@ def test_a_negative_pays_what_the_positives_after_it_charge(items, variant, temp
                 negatives = sum(before(o, i) for o in range(n) if not positive[o])
                 positives = sum(before(o, i) for o in range(n) if positive[o] and o != i)
                 expected[j] += before(j, i) * BY_HAND[variant](negatives, positives)
-    found = ranking_penalties(similarity, positive, derivative(variant), temperature=temperature)
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    penalties = ranking_penalties(similarity, positive, derivative(variant), temperature=temperature)
+    np.testing.assert_allclose(penalties, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("variant", [v for v in BY_HAND if v != "Smooth-AP"])

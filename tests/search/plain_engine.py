@@ -14,9 +14,7 @@ PLACES: dict[str, dict] = {}  # address -> what is stored there; it lives as lon
 class PlainEngine:
     """Rows and vectors in memory."""
 
-    abilities = Abilities(
-        approximate=False, keeps_model=False, dense_ids=True, filters_on_server=False, excludes_writers=False
-    )
+    abilities = Abilities(dense_ids=True)
     forms = "plain:NAME"
 
     def __init__(self, address: str) -> None:

@@ -17,8 +17,10 @@ def test_vectors_and_answers_equal_the_cpu(tmp_path: Path, model_folder: Path, i
         assert next(retriever.model.parameters()).device.type == device
         build_index(retriever, image_folder, tmp_path / device)
         vectors = retriever.embed(files, progress=False)
-        hits = Index.open(tmp_path / device, model=retriever).search_many(files[:4], 5)
-        answers.append((vectors, [[(hit.path, round(hit.similarity, 5)) for hit in found] for found in hits]))
-    (here, found_here), (there, found_there) = answers
+        matches = Index.open(tmp_path / device, model=retriever).search_many(files[:4], 5)
+        answers.append(
+            (vectors, [[(hit.path, round(hit.similarity, 5)) for hit in hits] for hits in matches])
+        )
+    (here, matches_here), (there, matches_there) = answers
     np.testing.assert_allclose(there, here, atol=1e-6)
-    assert found_there == found_here
+    assert matches_there == matches_here

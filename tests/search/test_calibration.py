@@ -8,12 +8,11 @@ from forerank.search import Index, Row, calibrate, open_engine
 from forerank.search.calibration import (
     Trials,
     choose_threshold,
-    decide_by_vote,
     promise,
     run_trials,
-    winner_and_support,
 )
-from forerank.search.distinct import vote as page_vote
+from forerank.search.distinct import search_distinct
+from forerank.search.vote import count_votes, vote_on_hits
 
 
 def make_index(address, vectors, labels, contents=None):
@@ -219,9 +218,11 @@ def test_the_curve_is_stored_and_is_what_counting_gives(tmp_path):
 
 
 def test_a_vote_by_hand():
-    assert winner_and_support(["a", "b", "b"], [0.9, 0.5, 0.3]) == ("b", pytest.approx(0.8 / 3))
-    assert winner_and_support(["a", "b"], [0.7, 0.5]) == ("a", pytest.approx(0.35))
-    assert winner_and_support([], []) == ("", 0.0)
+    vote = count_votes(["a", "b", "b"], [0.9, 0.5, 0.3])
+    assert (vote.label, vote.votes, vote.support) == ("b", 2, pytest.approx(0.8 / 3))
+    vote = count_votes(["a", "b"], [0.7, 0.5])
+    assert (vote.label, vote.support) == ("a", pytest.approx(0.35))
+    assert count_votes([], []) is None
 
 
 def test_votes_against_a_plain_loop(tmp_path):
@@ -237,14 +238,12 @@ def test_votes_against_a_plain_loop(tmp_path):
     similarity = unit @ unit.T
     for i in range(len(names)):
         order = [j for j in np.argsort(-similarity[i]) if j != i]
-        winner, support = winner_and_support(
-            [names[j] for j in order[:7]], [similarity[i, j] for j in order[:7]]
-        )
-        assert trials.correct[i] == (winner == names[i])
-        assert trials.nearest[i] == pytest.approx(support, abs=1e-5)
-        apart = [j for j in order if names[j] != names[i]][:7]
-        _, support = winner_and_support([names[j] for j in apart], [similarity[i, j] for j in apart])
-        assert trials.nearest_other[i] == pytest.approx(support, abs=1e-5)
+        vote = count_votes([names[j] for j in order], [similarity[i, j] for j in order], 7)
+        assert trials.correct[i] == (vote.label == names[i])
+        assert trials.nearest[i] == pytest.approx(vote.support, abs=1e-5)
+        apart = [j for j in order if names[j] != names[i]]
+        vote = count_votes([names[j] for j in apart], [similarity[i, j] for j in apart], 7)
+        assert trials.nearest_other[i] == pytest.approx(vote.support, abs=1e-5)
 
 
 def test_the_vote_is_stored_beside_the_nearest_image(tmp_path):
@@ -258,11 +257,11 @@ def test_the_vote_is_stored_beside_the_nearest_image(tmp_path):
     assert index.meta["threshold"]["vote"]["neighbours"] == 5
     assert "a vote of the nearest 5" in str(voted)
     # The winner is the one that the search page shows, and it is trusted from the stored support on.
-    hits = index.search(vectors[0], 8).hits
-    decision = decide_by_vote(index, hits)
-    assert decision.label == page_vote(hits, 5).label
-    assert decision.trusted == (decision.support >= voted.similarity)
-    stranger = decide_by_vote(index, index.search(-vectors.mean(axis=0), 8).hits)
+    vote = vote_on_hits(index.meta, index.search(vectors[0], 8).hits)
+    assert vote == search_distinct(index, index.engine.vectors([0])[0], 1).vote
+    assert (vote.voters, vote.threshold) == (5, voted.similarity)
+    assert vote.trusted == (vote.support >= voted.similarity)
+    stranger = vote_on_hits(index.meta, index.search(-vectors.mean(axis=0), 8).hits)
     assert not stranger.trusted
     assert "no match" in str(stranger)
     with pytest.raises(InputError, match="from 1 to 100 nearest images"):

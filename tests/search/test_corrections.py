@@ -88,11 +88,15 @@ for i in range(100000):
     assert reopened.decisions()[acknowledged % 6].label is not None
 
 
-def test_a_torn_last_line_is_cut_off_and_the_rest_stays(table, tmp_path):
-    file = tmp_path / "corrections.jsonl"
-    corrections = Corrections(file, table, "m")
+def journal_with_one_decision(table, folder):
+    corrections = Corrections(folder / "corrections.jsonl", table, "m")
     corrections.decide(0, "remove")
     corrections.close()
+    return folder / "corrections.jsonl"
+
+
+def test_a_torn_last_line_is_cut_off_and_the_rest_stays(table, tmp_path):
+    file = journal_with_one_decision(table, tmp_path)
     whole = file.read_bytes()
     file.write_bytes(whole + b'{"row": 1, "acti')
     again = Corrections(file, table, "m")
@@ -103,10 +107,7 @@ def test_a_torn_last_line_is_cut_off_and_the_rest_stays(table, tmp_path):
 
 
 def test_corrections_of_another_run_are_refused_and_untouched(table, tmp_path):
-    file = tmp_path / "corrections.jsonl"
-    corrections = Corrections(file, table, "m")
-    corrections.decide(0, "remove")
-    corrections.close()
+    file = journal_with_one_decision(table, tmp_path)
     before = file.read_bytes()
     relabelled = table.with_columns(label=list("abbbcc"))
     for other, model in ((table, "another model"), (relabelled, "m"), (table.where([0, 1]), "m")):

@@ -5,9 +5,9 @@ import pytest
 
 from forerank.errors import InputError
 from forerank.search import Index
-from forerank.search.distinct import search_distinct, vote
+from forerank.search.distinct import search_distinct
 from forerank.search.examples import combine
-from forerank.search.index import Hit
+from forerank.search.vote import count_votes
 
 
 def test_examples_that_cancel_are_refused():
@@ -19,10 +19,10 @@ def test_examples_that_cancel_are_refused():
 
 
 def test_a_vote_leaves_unlabelled_images_out():
-    hits = [Hit(i + 1, i, "", label, 0.9) for i, label in enumerate(["", "b", "a", "", "a"])]
-    said = vote(hits, 3)
-    assert (said.label, said.votes, said.voters) == ("a", 2, 3)
-    assert vote(hits[:1]) is None
+    vote = count_votes(["", "b", "a", "", "a", "b"], [0.9, 0.8, 0.7, 0.6, 0.5, 0.4], 3)
+    assert (vote.label, vote.votes, vote.voters, vote.similarity) == ("a", 2, 3, 0.7)
+    assert vote.support == pytest.approx((0.7 + 0.5) / 3)
+    assert count_votes([""], [0.9]) is None
 
 
 @pytest.fixture

@@ -41,8 +41,8 @@ def planted(rng, count=60, dim=32):
 def test_planted_copies_are_found(address):
     engine = fill_engine(address, planted(np.random.default_rng(0)))
     groups = find_duplicates(engine, 0.98)
-    found = [[int(row.path[:4]) for row in sorted(group.rows, key=lambda r: r.path)] for group in groups]
-    assert found == [[5, 6, 7, 40], [30, 31, 32], [20, 21]]
+    grouped = [[int(row.path[:4]) for row in sorted(group.rows, key=lambda r: r.path)] for group in groups]
+    assert grouped == [[5, 6, 7, 40], [30, 31, 32], [20, 21]]
     assert all(0.98 <= group.lowest <= 1.0001 for group in groups)
     assert not any(group.identical for group in groups)
     engine.close()

@@ -30,12 +30,12 @@ def test_search_is_exact_and_sorted(engine, fill, make_rows, random_vectors):
     vectors = random_vectors(60)
     fill(engine, make_rows(NAMES), vectors)
     queries = random_vectors(20, seed=1)
-    found = engine.search(queries, 7)
+    nearest = engine.search(queries, 7)
     products = queries @ vectors.T
     expected = np.argsort(-products, axis=1)[:, :7]
-    paths = [[row.path for row in engine.rows(ids)] for ids in found.ids.tolist()]
+    paths = [[row.path for row in engine.rows(ids)] for ids in nearest.ids.tolist()]
     assert paths == [[NAMES[j] for j in line] for line in expected]
-    np.testing.assert_allclose(found.similarities, np.take_along_axis(products, expected, 1), atol=1e-5)
+    np.testing.assert_allclose(nearest.similarities, np.take_along_axis(products, expected, 1), atol=1e-5)
 
 
 def test_rows_vectors_and_meta_come_back_as_they_went_in(
@@ -181,6 +181,7 @@ def test_there_is_no_index_before_one_is_built(engine):
     ("wrong", "reason"),
     [
         ("http://127.0.0.1:1", "unknown kind of index 'http'"),
+        ("mlvus:a.db", "did you mean 'milvus'"),
         ("milvus:", "names no place"),
         ("milvus:somewhere", "ends in .db"),
         ("milvus:a.db#no-hyphen", "letters, digits and underscores"),
@@ -226,13 +227,13 @@ def test_filters_choose_rows_in_searches_and_pages(engine, fill, make_rows, rand
     for where in filters:
         accepted = [i for i, row in enumerate(rows) if where.accepts(row)]
         assert {row.path for row in engine.page(limit=100, where=where)} == {rows[i].path for i in accepted}
-        found = engine.search(queries, 5, where)
+        nearest = engine.search(queries, 5, where)
         products = queries @ vectors[accepted].T
         expected = np.argsort(-products, axis=1)[:, :5]
-        assert found.ids.shape == expected.shape
-        paths = [[row.path for row in engine.rows(ids)] for ids in found.ids.tolist()]
+        assert nearest.ids.shape == expected.shape
+        paths = [[row.path for row in engine.rows(ids)] for ids in nearest.ids.tolist()]
         assert paths == [[rows[accepted[j]].path for j in line] for line in expected]
-        np.testing.assert_allclose(found.similarities, np.take_along_axis(products, expected, 1), atol=1e-5)
+        np.testing.assert_allclose(nearest.similarities, np.take_along_axis(products, expected, 1), atol=1e-5)
 
 
 def test_a_changed_column_is_a_change(engine, fill, make_rows, random_vectors):

@@ -53,15 +53,15 @@ def test_an_approximate_index_says_truly_how_good_it_is(tmp_path, fill, make_row
     rows = rng.choice(len(vectors), 300, replace=False)
     queries = vectors[rows] + 0.02 * rng.normal(size=(300, vectors.shape[1])).astype(np.float32)
     truth = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
-    found = engine.search(queries, 10)
-    recall = np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(found.ids, truth, strict=True)])
+    nearest = engine.search(queries, 10)
+    recall = np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(nearest.ids, truth, strict=True)])
     assert recall == pytest.approx(measured["recall"], abs=0.03)
     np.testing.assert_allclose(
-        found.similarities, np.take_along_axis(queries @ vectors.T, found.ids, axis=1), atol=1e-5
+        nearest.similarities, np.take_along_axis(queries @ vectors.T, nearest.ids, axis=1), atol=1e-5
     )
     engine.close()
     again = open_engine(tmp_path / "index")
-    np.testing.assert_array_equal(again.search(queries, 10).ids, found.ids)
+    np.testing.assert_array_equal(again.search(queries, 10).ids, nearest.ids)
     assert len(set(again.search(queries[:1], 900).ids[0].tolist())) == 900  # deeper than efSearch
 
 

@@ -28,11 +28,11 @@ def test_every_kind_of_query(built, image_folder, model_folder):
     with Image.open(file) as image:
         kinds = [file, str(file), file.read_bytes(), image.copy(), np.asarray(image), vector, vector.tolist()]
         for kind in kinds:
-            found = index.search(kind, 3)
-            assert found[0].path == "class1/04.png"
-            assert found[0].label == "class1"
-            assert found[0].similarity == pytest.approx(1, abs=1e-5)
-            assert [hit.rank for hit in found] == [1, 2, 3]
+            matches = index.search(kind, 3)
+            assert matches[0].path == "class1/04.png"
+            assert matches[0].label == "class1"
+            assert matches[0].similarity == pytest.approx(1, abs=1e-5)
+            assert [hit.rank for hit in matches] == [1, 2, 3]
     row = next(r for r in index.engine.page(limit=20) if r.path == "class1/04.png")
     others = index.search_row(row.id, 20)
     assert len(others) == 11

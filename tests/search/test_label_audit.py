@@ -34,10 +34,10 @@ def test_chance_against_counting_all_orders():
 
 def test_clear_classes_without_spoiled_labels_are_left_in_peace():
     vectors, table = clusters()
-    found = audit(vectors, table)
-    assert not found.suspect.any()
-    assert found.split_classes == []
-    assert found.before_nearest.max() == 0
+    audited = audit(vectors, table)
+    assert not audited.suspect.any()
+    assert audited.split_classes == []
+    assert audited.before_nearest.max() == 0
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.3])
@@ -45,13 +45,13 @@ def test_spoiled_labels_are_found_and_the_right_ones_suggested(rate):
     vectors, table = clusters()
     spoiled = noisy_labels(table, rate, seed=1)
     wrong = spoiled.label != table.label
-    found = audit(vectors, spoiled)
-    result = score(found, wrong)
+    audited = audit(vectors, spoiled)
+    result = score(audited, wrong)
     assert result.wrong == round(rate * len(table))
     assert result.precision >= 0.95
     assert result.recall >= 0.8  # 1 - limit = 0.9 in the mean
-    hits = found.suspect & wrong
-    assert (found.suggestion[hits] == table.label[hits]).mean() > 0.95
+    hits = audited.suspect & wrong
+    assert (audited.suggestion[hits] == table.label[hits]).mean() > 0.95
     assert result.average_precision > 0.95
 
 
@@ -69,14 +69,14 @@ def test_the_share_found_is_what_the_limit_promises():
 def test_merged_classes_have_several_centres():
     vectors, table = clusters(classes=60)
     merged = merge_classes(table, 3, seed=0)
-    found = audit(vectors, merged)
+    audited = audit(vectors, merged)
     # Two merged classes may happen to be neighbours, with nothing between them.
-    assert len(found.split_classes) >= 19
-    in_three = [split for split in found.split_classes if len(split.centres) == 3]
+    assert len(audited.split_classes) >= 19
+    in_three = [split for split in audited.split_classes if len(split.centres) == 3]
     assert len(in_three) >= 14
     for split in in_three:
         assert all(len({table.label[row] for row in centre}) == 1 for centre in split.centres)
-    assert not found.suspect.any()
+    assert not audited.suspect.any()
 
 
 def test_few_classes_are_no_reason_to_suspect_everybody():
@@ -91,9 +91,9 @@ def test_an_image_alone_in_its_class_is_not_judged():
     vectors, table = clusters(classes=5)
     label = table.label.copy()
     label[0] = "alone"
-    found = audit(vectors, table.with_columns(label=label))
-    assert np.isnan(found.chance[0])
-    assert not found.suspect[0]
+    audited = audit(vectors, table.with_columns(label=label))
+    assert np.isnan(audited.chance[0])
+    assert not audited.suspect[0]
 
 
 def test_glyphs_with_labels_spoiled_on_purpose(capsys):
@@ -135,14 +135,14 @@ def test_the_page_and_the_table(tmp_path):
         0.1,
         seed=0,
     )
-    found = audit(vectors, spoiled)
-    write_csv(found, tmp_path / "audit.csv")
+    audited = audit(vectors, spoiled)
+    write_csv(audited, tmp_path / "audit.csv")
     whole = curate(spoiled, vectors.astype(np.float32))
-    write_page(whole, tmp_path / "audit.html", title="Audit", checked=score(found, spoiled.label != names))
+    write_page(whole, tmp_path / "audit.html", title="Audit", checked=score(audited, spoiled.label != names))
     rows = list(csv.DictReader((tmp_path / "audit.csv").open()))
     assert len(rows) == 30
-    assert [row["suspect"] for row in rows] == ["True"] * int(found.suspect.sum()) + ["False"] * int(
-        (~found.suspect).sum()
+    assert [row["suspect"] for row in rows] == ["True"] * int(audited.suspect.sum()) + ["False"] * int(
+        (~audited.suspect).sum()
     )
     assert Table.read_csv(tmp_path / "audit.csv").label.tolist() == [row["label"] for row in rows]
     # The table of the next training: it can lie anywhere, and nothing of the audited one is lost.

@@ -84,14 +84,14 @@ def test_copies_need_the_model_and_the_pixels(planted):
 
 def test_a_copy_across_training_and_test_is_leakage(planted):
     table, vectors = planted
-    found = curate(table, vectors, audited="train")
-    (group,) = found.copies
+    curation = curate(table, vectors, audited="train")
+    (group,) = curation.copies
     assert group.rows == (19, 20)  # the larger picture first
     assert group.leaks
     assert not group.identical
     assert table.split[[19, 20]].tolist() == ["train", "test"]
-    assert {one.split for one in found.classes} == {"train", "test"}
-    assert len(found.labels.table) == (table.split == "train").sum() - 1  # without the broken one
+    assert {one.split for one in curation.classes} == {"train", "test"}
+    assert len(curation.labels.table) == (table.split == "train").sum() - 1  # without the broken one
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.05, 0.15])
@@ -105,11 +105,11 @@ def test_the_claim_is_close_to_the_truth(rate):
     clean = Table([f"{i}.png" for i in range(600)], [f"c{c}" for c in codes], ["train"] * 600)
     given = noisy_labels(clean, rate, seed=5)
     wrong = given.label != clean.label
-    found = audit(vectors, given)
-    claim = expected_wrong(found, vectors)
-    held = int(wrong[found.order()[: claim.shown]].sum())
+    audited = audit(vectors, given)
+    claim = expected_wrong(audited, vectors)
+    held = int(wrong[audited.order()[: claim.shown]].sum())
     assert abs(claim.wrong - held) <= max(6, 0.25 * held)
-    assert claim.shown <= int(found.suspect.sum())
+    assert claim.shown <= int(audited.suspect.sum())
     assert claim.wrong >= 0.2 * claim.shown  # the list ends where fewer than one in five would be wrong
     if rate:
         assert held > 0.8 * wrong.sum()

@@ -66,8 +66,8 @@ def test_filters_hold_for_the_evidence_too(tmp_path, fill, make_rows, meta):
     fill(open_engine(tmp_path / "half"), make_rows(names[::2]), vectors[half], {**meta, "rerank": kind})
     whole, part = (Index(open_engine(tmp_path / name)) for name in ("all", "half"))
     query = clustered(61)[60]
-    found = whole.search(query, 10, whole.filter(["label=a"]))
-    assert [hit.path for hit in found] == [hit.path for hit in part.search(query, 10)]
+    matches = whole.search(query, 10, whole.filter(["label=a"]))
+    assert [hit.path for hit in matches] == [hit.path for hit in part.search(query, 10)]
 
 
 def test_an_index_keeps_its_choice_and_its_own_vectors(tmp_path, model_folder, image_folder):

@@ -107,8 +107,8 @@ def test_a_resumed_run_ends_the_same(few_images: Path, tmp_path: Path, values: l
     train(recipe, whole)
     stop_after(recipe, resumed, steps=2)
     train(recipe, resumed)
-    expected, found = end_of(whole), end_of(resumed)
-    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    expected, actual = end_of(whole), end_of(resumed)
+    assert [name for name in expected if not torch.equal(expected[name], actual[name])] == []
     assert figures(whole) == figures(resumed)
 
 
@@ -167,8 +167,8 @@ def test_half_precision_follows_single_precision_and_resumes(
         [65536.0, 2.0] if precision == "fp16" else []
     )
     train(recipe, resumed)
-    expected, found = end_of(whole), end_of(resumed)
-    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    expected, actual = end_of(whole), end_of(resumed)
+    assert [name for name in expected if not torch.equal(expected[name], actual[name])] == []
     train(load_recipe(few_images, values), single)
     losses = [[row["loss"] for row in figures(run) if "loss" in row] for run in (whole, single)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)

@@ -48,6 +48,19 @@ from .conftest import QUICK
     (["super_categories=0"], "batch.super_categories must be at least 1"),
     (["loss=pml:FastAPLoss", "memory=32"], "pml:FastAPLoss cannot use a memory bank"),
     (["mode=head", "embedding_dim=null"], "mode=head needs model.embedding_dim"),
+    (["method=divide-and-conquer"], "with 8 clusters needs at least 16 training classes of two images or "
+                                    "more, and stripes has 11 (88 images): give method.clusters=5 or fewer"),
+    (["method=divide-and-conquer", "method.clusters=5"], "embedding_dim 16 is not divisible by 5"),
+    (["method=mic"], "needs at least 2 clusters and 100 training images, and stripes has 88"),
+    (["method=dcml-mdw", "method.parts=3"], "model.embedding_dim 16 is not divisible by 3"),
+    (["method=softtriple", "method.centres=1"], "softtriple needs at least 2 centres"),
+    (["method=divide"], "unknown method 'divide': did you mean 'divide-and-conquer'"),
+    (["method=mic", "method.cluster=3"], "option of the method mic 'cluster': did you mean 'clusters'"),
+    (["method=mic", "method.clusters=many"], "method.clusters must be a whole number, not 'many'"),
+    (["method=mic", "loss=PNP-Ds"], "the method mic brings its own loss"),
+    (["loss=method"], "the recipe names no method"),
+    (["method=proxynca++", "micro_batch=4"], "micro_batch needs freeze_batch_norm=true"),
+    (["method=fastap", "super_categories=2"], "batch.super_categories needs data with categories"),
 ], ids=lambda v: ",".join(v) if isinstance(v, list) else "")  # fmt: skip
 def test_one_sentence(
     images: Path, tmp_path: Path, values: list[str], sentence: str, capsys: pytest.CaptureFixture[str]

@@ -34,8 +34,8 @@ def test_equal_to_the_direct_gradient(chunk: int) -> None:
     value = loss(direct(inputs), LABELS)
     value.backward()
     chunks = inputs.split(chunk)
-    found = backward_in_chunks(cached, chunks, chunks, lambda e: loss(e, LABELS), CPU)
-    assert torch.allclose(found, value, atol=1e-6)
+    loss_value = backward_in_chunks(cached, chunks, chunks, lambda e: loss(e, LABELS), CPU)
+    assert torch.allclose(loss_value, value, atol=1e-6)
     assert (gradients(direct) - gradients(cached)).abs().max() < 1e-6
     assert gradients(direct).abs().max() > 1e-4
 

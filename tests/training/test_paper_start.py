@@ -21,14 +21,14 @@ RECIPES = Path(prepare.__file__).parents[1] / "recipes"
 
 def paper_recipes() -> list[tuple[str, str | None]]:
     """(recipe, variant) of everything that trains the paper's ResNet-50."""
-    found = []
+    recipes = []
     for name in recipe_names():
         variants = yaml.safe_load((RECIPES / f"{name}.yaml").read_text()).get("variants", {})
         for variant in [None, *variants]:
             chosen = [] if variant is None else [f"variant={variant}"]
             if load_recipe(name, chosen).model.backbone.startswith("resnet50"):
-                found.append((name, variant))
-    return found
+                recipes.append((name, variant))
+    return recipes
 
 
 @pytest.fixture(scope="module")

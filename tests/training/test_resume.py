@@ -85,9 +85,9 @@ def test_killed_at_several_moments_and_resumed(images: Path, tmp_path: Path, sta
     assert process.returncode == 0, talk
     assert not any((run / "checkpoints").glob(".*"))
 
-    expected, found = tensors(whole), tensors(run)
-    assert expected.keys() == found.keys()
-    assert [key for key in expected if not torch.equal(expected[key], found[key])] == []
+    expected, actual = tensors(whole), tensors(run)
+    assert expected.keys() == actual.keys()
+    assert [key for key in expected if not torch.equal(expected[key], actual[key])] == []
     rows = [[{k: row[k] for k in ("step", "loss", "validation") if k in row} for row in read_history(r)]
             for r in (whole, run)]  # fmt: skip
     assert rows[0] == rows[1]
@@ -170,7 +170,7 @@ def test_a_disk_that_fills_up_between_checkpoints_ends_the_run_and_hangs_nowhere
     _, talk = process.communicate(timeout=120)
     assert process.returncode == 1, talk
     *_, told, last = talk.strip().splitlines()
-    assert told.startswith(f"no more TensorBoard events in {run / 'tensorboard'} (File too large)")
+    assert told == "no more numbers for TensorBoard (File too large): the run goes on"
     assert last.startswith("forerank: cannot write ")
     assert last.endswith(f"intact; make room, then resume with: forerank train {run}")
     assert "Traceback" not in talk
@@ -191,18 +191,18 @@ def test_the_board_can_be_read_and_steps_done_again_replace_the_old_ones(tmp_pat
         board = Board(tmp_path, purge)
         board.add([("loss", 0.5), ("validation/recall@1", 0.25)], step=2)
         board.close()
-    found = []
+    events = []
     for file in sorted(tmp_path.iterdir()):
         content = file.read_bytes()
         while content:
             (length,) = struct.unpack("<Q", content[:8])
-            found.append(Event.FromString(content[12 : 12 + length]))
+            events.append(Event.FromString(content[12 : 12 + length]))
             content = content[16 + length :]
-    assert [event.WhichOneof("what") for event in found] == [
+    assert [event.WhichOneof("what") for event in events] == [
         "file_version", "summary", "file_version", "session_log", "summary",
     ]  # fmt: skip
-    assert found[3].step == 2
-    assert {value.tag: value.simple_value for value in found[4].summary.value} == {
+    assert events[3].step == 2
+    assert {value.tag: value.simple_value for value in events[4].summary.value} == {
         "loss": 0.5, "validation/recall@1": 0.25,
     }  # fmt: skip
 
@@ -210,12 +210,12 @@ def test_the_board_can_be_read_and_steps_done_again_replace_the_old_ones(tmp_pat
 def test_a_board_without_room_is_given_up_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from forerank.training.trackers.tensorboard import Board
+    from forerank.training.trackers import Begin, Trackers
 
-    board = Board(tmp_path, None)
-    board._file = Path("/dev/full").open("wb")  # noqa: SIM115
-    board.add([("loss", 0.5)], step=1)
-    board.add([("loss", 0.5)], step=2)
-    board.close()
+    trackers = Trackers("tensorboard", Begin(tmp_path, "glyphs", {}, step=0))
+    trackers._live["TensorBoard"]._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
+    trackers.add([("loss", 0.5)], step=1)
+    trackers.add([("loss", 0.5)], step=2)
+    trackers.close()
     said = capsys.readouterr().err
-    assert said == f"no more TensorBoard events in {tmp_path} (No space left on device): the run goes on\n"
+    assert said == "no more numbers for TensorBoard (No space left on device): the run goes on\n"

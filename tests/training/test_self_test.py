@@ -60,9 +60,9 @@ def test_an_accelerator_that_computes_wrongly(
 
 def test_the_cpu_with_two_processes() -> None:
     report = self_test("cpu")
-    found = results(report)
-    assert found.pop("training step, fp16") == LEFT_OUT
-    assert set(found.values()) == {OK}, str(report)
+    reported = results(report)
+    assert reported.pop("training step, fp16") == LEFT_OUT
+    assert set(reported.values()) == {OK}, str(report)
     assert "2 processes (gloo)" in str(report)
     assert "evaluation is equal" in str(report)
 

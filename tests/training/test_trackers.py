@@ -74,12 +74,12 @@ def test_both_get_the_numbers_and_the_recipe_and_send_nothing(tracked):
 def test_a_resumed_run_goes_on_in_the_same_mlflow_run(tracked, monkeypatch):
     from mlflow.tracking import MlflowClient
 
-    from forerank.training.trackers import Begin, begin_tracking
+    from forerank.training.trackers import Begin, Trackers
 
     number = (tracked / "mlflow-run-id.txt").read_text()
-    (tracker,) = begin_tracking("mlflow", Begin(tracked, "glyphs", {}, step=6))
-    tracker.add([("loss", 0.5)], 7)
-    tracker.close()
+    trackers = Trackers("mlflow", Begin(tracked, "glyphs", {}, step=6))
+    trackers.add([("loss", 0.5)], 7)
+    trackers.close()
     assert (tracked / "mlflow-run-id.txt").read_text() == number
     client = MlflowClient((tracked.parent / "mlruns").as_uri())
     assert client.get_metric_history(number.strip(), "loss")[-1].step == 7

@@ -3,16 +3,22 @@
 import math
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
+# A busy machine needs longer than the five seconds that httpx waits by default.
+get, post = partial(httpx.get, timeout=60), partial(httpx.post, timeout=60)
 COLOURS = {"red": "#c8423a", "blue": "#3566c4", "green": "#2f8f5b", "yellow": "#e0a526"}
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SHAPES = {"triangle": 3, "square": 4, "star": 5, "circle": 0}
@@ -108,14 +114,12 @@ def picture() -> Callable[..., bytes]:
 
 
 @contextmanager
-def _serving(index: Any, **options: Any) -> Iterator[str]:
+def serve_app(app: Any) -> Iterator[str]:
+    """Serve an application on loopback; gives its address."""
     import uvicorn
-
-    from forerank.web.app import create_app
 
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    app = options.pop("make", create_app)(index, **options)
     config = uvicorn.Config(app, log_level="critical", server_header=False, proxy_headers=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -125,6 +129,24 @@ def _serving(index: Any, **options: Any) -> Iterator[str]:
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     server.should_exit = True
     thread.join(10)
+
+
+@contextmanager
+def serve_command(index: Path, *options: str) -> Iterator["subprocess.Popen[str]"]:
+    """`forerank serve` as a process, which is ended afterwards."""
+    command = [sys.executable, "-m", "forerank", "serve", str(index), "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _serving(index: Any, **options: Any) -> AbstractContextManager[str]:
+    from forerank.web.app import create_app
+
+    return serve_app(options.pop("make", create_app)(index, **options))
 
 
 @pytest.fixture(scope="session")

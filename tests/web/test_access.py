@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import httpx
 import pytest
@@ -11,6 +9,8 @@ import pytest
 from forerank.cli import run
 from forerank.errors import InputError
 from forerank.web.settings import Settings, parse_proxies, read_token
+
+from .conftest import serve_command
 
 TOKEN = "a-token-that-nobody-can-guess"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -109,10 +109,10 @@ def test_it_works_below_a_path_whether_the_proxy_takes_it_away_or_not(index, ser
         with httpx.Client(headers=BEARER) as client:
             page = client.get(base + "/")
             # Every address in the page is relative, so it leads to where the visitor is.
-            found = re.findall(r'(?:href|src)="([^"#]*)"', page.text)
-            assert found
-            assert not any(link.startswith("/") for link in found)
-            for link in found:
+            links = re.findall(r'(?:href|src)="([^"#]*)"', page.text)
+            assert links
+            assert not any(link.startswith("/") for link in links)
+            for link in links:
                 assert client.get(f"{base}/{link.removeprefix('./')}").status_code == 200, link
             assert client.get(f"{base}/api/rows/3/search?where=label%3Dred%20star").status_code == 200
             assert client.get(f"{base}/images/3").status_code == 200
@@ -178,19 +178,7 @@ def test_requests_are_counted_by_route_and_not_by_path(index, serving, picture):
 
 
 def test_the_log_is_one_line_of_json_per_request(shapes_index):
-    command = [
-        sys.executable,
-        "-m",
-        "forerank",
-        "serve",
-        str(shapes_index),
-        "--port",
-        "0",
-        "--log-format",
-        "json",
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
+    with serve_command(shapes_index, "--log-format", "json") as process:
         begun = json.loads(process.stderr.readline())
         assert begun["level"] == "info"
         site = begun["message"].split()[3]
@@ -200,6 +188,3 @@ def test_the_log_is_one_line_of_json_per_request(shapes_index):
         assert line["client"] == "127.0.0.1"
         assert line["bytes"] > 1000
         assert "blue" not in json.dumps(line)
-    finally:
-        process.kill()
-        process.communicate()

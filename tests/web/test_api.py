@@ -29,9 +29,9 @@ def test_the_gallery_comes_in_stretches(client):
         seen += answer["rows"]
         after = answer["next"]
     assert [row["id"] for row in seen] == list(range(80))
-    found = client.get("/api/gallery", params={"text": "BLUE st"}).json()["rows"]
-    assert {row["label"] for row in found} == {"blue star"}
-    assert len(found) == 5
+    rows = client.get("/api/gallery", params={"text": "BLUE st"}).json()["rows"]
+    assert {row["label"] for row in rows} == {"blue star"}
+    assert len(rows) == 5
     only = {"where": "label=red circle", "limit": 3}
     assert client.get("/api/gallery", params=only).json()["next"] is not None
     assert client.get("/api/values", params={"text": "star"}).json() == [
@@ -94,9 +94,9 @@ def test_pictures_are_small_or_large_and_cached(client):
 
 
 def test_pictures_stay_within_their_budget(index):
-    from forerank.web.pictures import Pictures
+    from forerank.web.pictures import PictureStore
 
-    pictures = Pictures(index, budget=20_000)
+    pictures = PictureStore(index, budget=20_000)
     for row in index.engine.page(limit=80):
         pictures.get(row, "small")
     assert 0 < pictures._bytes <= 20_000

@@ -22,12 +22,14 @@ def test_a_search_by_path_bytes_or_row_is_the_search_of_the_index(site, index, p
     expected = index.search(data, 5)
     (tmp_path / "query.jpg").write_bytes(data)
     for query in (data, tmp_path / "query.jpg", str(tmp_path / "query.jpg")):
-        found = client.search(query, k=5)
-        assert [(hit.rank, hit.id, hit.path, hit.label) for hit in found] == [
+        matches = client.search(query, k=5)
+        assert [(hit.rank, hit.id, hit.path, hit.label) for hit in matches] == [
             (hit.rank, hit.id, hit.path, hit.label) for hit in expected
         ]
-        assert [hit.similarity for hit in found] == pytest.approx([h.similarity for h in expected], abs=1e-5)
-        assert found.found
+        assert [hit.similarity for hit in matches] == pytest.approx(
+            [h.similarity for h in expected], abs=1e-5
+        )
+        assert matches.found
     assert [hit.id for hit in client.search(7, k=3)] == [hit.id for hit in index.search_row(7, 3)]
     only = client.search(data, k=80, where=["label=red circle"], text="RED")
     assert [hit.label for hit in only] == ["red circle"] * 5

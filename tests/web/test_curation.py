@@ -4,10 +4,6 @@ import http.client
 import json
 import os
 import shutil
-import socket
-import threading
-import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +15,8 @@ from forerank.search import Index, build_index
 from forerank.search.corrections import Corrections
 from forerank.search.curation import curate, curate_index
 from forerank.web.curation import create_curation_app
+
+from .conftest import serve_app
 
 
 @pytest.fixture(scope="module")
@@ -42,29 +40,13 @@ def curation(collected):
     return curate(*collected, audited="train")
 
 
-@contextmanager
-def _served(app):
-    import uvicorn
-
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", server_header=False))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(10)
-
-
 @pytest.fixture
 def open_curation(curation, tmp_path):
     """Serve the collection; the journal and everything written lie in `tmp_path / "out"`."""
 
     def opened():
         corrections = Corrections(tmp_path / "out" / "corrections.jsonl", curation.table, "m")
-        return _served(create_curation_app(curation, corrections, tmp_path / "out", "Audit of shapes"))
+        return serve_app(create_curation_app(curation, corrections, tmp_path / "out", "Audit of shapes"))
 
     return opened
 
@@ -297,12 +279,12 @@ def test_an_index_has_duplicates_and_pictures_but_no_labels(browser, shapes, ret
         shutil.copy(file, folder / f"{i}.jpg")
     shutil.copy(folder / "3.jpg", folder / "copy.jpg")
     build_index(retriever, folder, tmp_path / "index")
-    found = curate_index(Index.open(tmp_path / "index", model=retriever))
-    assert [sorted(found.table.path[list(group.rows)]) for group in found.copies if group.identical] == [
-        ["3.jpg", "copy.jpg"]
-    ]
-    corrections = Corrections(tmp_path / "out" / "corrections.jsonl", found.table, "m")
-    with _served(create_curation_app(found, corrections, tmp_path / "out", "Duplicates")) as site:
+    curation = curate_index(Index.open(tmp_path / "index", model=retriever))
+    assert [
+        sorted(curation.table.path[list(group.rows)]) for group in curation.copies if group.identical
+    ] == [["3.jpg", "copy.jpg"]]
+    corrections = Corrections(tmp_path / "out" / "corrections.jsonl", curation.table, "m")
+    with serve_app(create_curation_app(curation, corrections, tmp_path / "out", "Duplicates")) as site:
         page = browser.new_page()
         page.goto(site)
         page.wait_for_selector("#copies:not([hidden]) .group")

@@ -125,9 +125,9 @@ def test_an_added_image_is_found_at_once_with_label_and_columns(
     row = added.json()
     assert (row["label"], row["columns"]) == ("green circle", {"price": "12"})
     assert (images / row["path"]).read_bytes() == data
-    found = client.post("/api/search", content=data).json()["hits"][0]
-    assert (found["id"], found["columns"]) == (row["id"], {"price": "12"})
-    assert found["similarity"] == pytest.approx(1, abs=1e-5)
+    nearest = client.post("/api/search", content=data).json()["hits"][0]
+    assert (nearest["id"], nearest["columns"]) == (row["id"], {"price": "12"})
+    assert nearest["similarity"] == pytest.approx(1, abs=1e-5)
     # Pages that are open keep showing the right pictures: ids of the others stay.
     assert client.get("/api/gallery").json()["rows"][: len(before)] == before
     # The same image again is the same row, and what is said of it last counts.

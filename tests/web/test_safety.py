@@ -4,9 +4,7 @@ import io
 import os
 import re
 import socket
-import struct
 import zipfile
-import zlib
 from pathlib import Path
 
 import httpx
@@ -14,9 +12,12 @@ import pytest
 from PIL import Image
 
 import forerank.web
+from claimed_png import claimed_png
 from forerank.search import Index, build_index
 from forerank.web.serving import is_loopback
 from forerank.web.uploads import Limits
+
+from .conftest import get, post
 
 HERE = Path(forerank.web.__file__).parent
 
@@ -28,18 +29,6 @@ def zipped() -> bytes:
     return out.getvalue()
 
 
-def png_of_size(width: int, height: int) -> bytes:
-    """A PNG that claims a size and holds nothing."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-    )
-
-
 BROKEN = {
     "text": b"hello",
     "html": b"<html><script>alert(1)</script></html>",
@@ -49,35 +38,35 @@ BROKEN = {
     "zip": zipped(),
     "pickle": b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x07builtin\x94.",
     "zeros": bytes(5000),
-    "empty png": png_of_size(10, 10),
+    "empty png": claimed_png(10, 10),
     "jpeg head": b"\xff\xd8\xff\xe0" + bytes(50),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_picture_answers_400_with_a_sentence(site, name):
-    answer = httpx.post(f"{site}/api/search", content=BROKEN[name])
+    answer = post(f"{site}/api/search", content=BROKEN[name])
     assert answer.status_code == 400
     assert answer.json()["error"].startswith("this is not a picture that can be read: ")
 
 
 def test_half_a_picture_answers_400(site, picture):
     whole = picture()
-    answer = httpx.post(f"{site}/api/search", content=whole[: len(whole) // 2])
+    answer = post(f"{site}/api/search", content=whole[: len(whole) // 2])
     assert answer.status_code == 400
 
 
 def test_the_name_and_the_stated_type_do_not_matter(site, picture):
-    answer = httpx.post(f"{site}/api/search", content=picture(), headers={"content-type": "text/html"})
+    answer = post(f"{site}/api/search", content=picture(), headers={"content-type": "text/html"})
     assert answer.status_code == 200
-    fake = httpx.post(f"{site}/api/search", content=b"no", headers={"content-type": "image/jpeg"})
+    fake = post(f"{site}/api/search", content=b"no", headers={"content-type": "image/jpeg"})
     assert fake.status_code == 400
 
 
 def test_a_form_with_a_file_is_the_same_as_its_bytes(site, picture):
     data = picture()
-    by_form = httpx.post(f"{site}/api/search", files={"image": ("../../a.jpg", data)})
-    assert by_form.json()["hits"] == httpx.post(f"{site}/api/search", content=data).json()["hits"]
+    by_form = post(f"{site}/api/search", files={"image": ("../../a.jpg", data)})
+    assert by_form.json()["hits"] == post(f"{site}/api/search", content=data).json()["hits"]
 
 
 FORMS = {
@@ -103,7 +92,7 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_a_form_that_is_no_picture_is_refused_with_a_sentence(site, name):
     request, status, words = FORMS[name]
-    answer = httpx.post(f"{site}/api/search", **request)
+    answer = post(f"{site}/api/search", **request)
     assert answer.status_code == status, answer.text
     assert words in answer.json()["error"]
 
@@ -111,7 +100,7 @@ def test_a_form_that_is_no_picture_is_refused_with_a_sentence(site, name):
 def test_a_form_has_the_same_bounds_as_bytes(index, serving, picture):
     with serving(index, limits=Limits(bytes=100_000)) as site:
         large = {"image": ("a.jpg", bytes(100_001))}
-        assert httpx.post(f"{site}/api/search", files=large).status_code == 413
+        assert post(f"{site}/api/search", files=large).status_code == 413
 
 
 def test_too_many_bytes_are_not_even_read(index, serving):
@@ -123,25 +112,25 @@ def test_too_many_bytes_are_not_even_read(index, serving):
                 sent.append(1)
                 yield b"x" * 10_000
 
-        announced = httpx.post(f"{site}/api/search", content=b"x" * 100_001)
+        announced = post(f"{site}/api/search", content=b"x" * 100_001)
         assert announced.status_code == 413
         try:
-            streamed = httpx.post(f"{site}/api/search", content=endless())
+            streamed = post(f"{site}/api/search", content=endless())
             assert streamed.status_code == 413
         except (httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadError):
             pass  # the server hung up while we were still sending
         assert (
             len(sent) < 20_000
         )  # 200 MB of 2 GB at the most; what the sockets' buffers take is not in our hands
-        assert httpx.get(f"{site}/api/index").status_code == 200
+        assert get(f"{site}/api/index").status_code == 200
 
 
 def test_too_many_pixels_are_not_decoded(site, index, serving, picture):
-    bomb = httpx.post(f"{site}/api/search", content=png_of_size(60_000, 60_000))
+    bomb = post(f"{site}/api/search", content=claimed_png(60_000, 60_000))
     assert bomb.status_code == 400
     assert "pixels" in bomb.json()["error"]
     with serving(index, limits=Limits(pixels=160 * 160 - 1)) as strict:
-        assert httpx.post(f"{strict}/api/search", content=picture()).status_code == 400
+        assert post(f"{strict}/api/search", content=picture()).status_code == 400
 
 
 TRAVERSALS = [
@@ -208,12 +197,12 @@ def test_links_that_lead_outside_are_not_shown(tmp_path, retriever, serving, pic
     ids = {row.path: row.id for row in index.engine.page(limit=10)}
     with serving(index) as site:
         for name in ("link.jpg", "replaced.jpg", "gone.jpg", "pipe.jpg", "text.jpg"):
-            answer = httpx.get(f"{site}/images/{ids[name]}", timeout=5)
+            answer = get(f"{site}/images/{ids[name]}", timeout=5)
             assert answer.status_code == 404, name
             assert answer.headers["content-type"] == "application/json"
             assert b"root:x" not in answer.content
         for name in ("plain.jpg", "inside.jpg"):
-            assert httpx.get(f"{site}/images/{ids[name]}").status_code == 200
+            assert get(f"{site}/images/{ids[name]}").status_code == 200
 
 
 def test_an_image_root_is_not_left_by_a_path_in_the_index(index):
@@ -277,27 +266,27 @@ def test_a_hundred_malformed_requests_do_not_take_it_down(site, picture):
         assert b"Traceback" not in answer
         assert not answer.startswith(b"HTTP/1.1 5"), (request[:80], answer[:200])
     assert answered > 50
-    assert httpx.get(f"{site}/api/index").json()["images"] == 80
-    assert httpx.post(f"{site}/api/search", content=picture()).status_code == 200
+    assert get(f"{site}/api/index").json()["images"] == 80
+    assert post(f"{site}/api/search", content=picture()).status_code == 200
 
 
 def test_text_from_outside_is_never_part_of_a_query_language(site):
     for text in ("'; DROP TABLE rows; --", '" or 1 == 1', "%", "_", "\\"):
-        assert httpx.get(f"{site}/api/gallery", params={"text": text}).json()["rows"] == []
-        assert httpx.get(f"{site}/api/gallery", params={"where": f"label={text}"}).json()["rows"] == []
-    assert httpx.get(f"{site}/api/index").json()["images"] == 80
+        assert get(f"{site}/api/gallery", params={"text": text}).json()["rows"] == []
+        assert get(f"{site}/api/gallery", params={"where": f"label={text}"}).json()["rows"] == []
+    assert get(f"{site}/api/index").json()["images"] == 80
 
 
 def test_a_foreign_name_is_refused_on_loopback(site, index, serving):
-    assert httpx.get(site, headers={"host": "evil.example"}).status_code == 421
-    assert httpx.get(site, headers={"host": "localhost:1"}).status_code == 200
+    assert get(site, headers={"host": "evil.example"}).status_code == 421
+    assert get(site, headers={"host": "localhost:1"}).status_code == 200
     with serving(index, only_loopback=False) as public:
-        assert httpx.get(public, headers={"host": "shop.example"}).status_code == 200
+        assert get(public, headers={"host": "shop.example"}).status_code == 200
 
 
 def test_headers_keep_the_page_to_itself(site):
     for path in ("/", "/docs", "/api/index", "/images/1", "/static/page.js", "/nothing"):
-        headers = httpx.get(site + path).headers
+        headers = get(site + path).headers
         assert "default-src 'none'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["x-frame-options"] == "DENY"
@@ -336,7 +325,7 @@ def test_names_with_markup_are_shown_as_text(tmp_path, retriever, serving):
             Image.new("RGB", (64, 64), (shade + i, 0, 0)).save(root / label / f"{i}.png")
     build_index(retriever, root, tmp_path / "index")
     with serving(Index.open(tmp_path / "index", model=retriever)) as site:
-        figure = httpx.get(f"{site}/api/rows/0/penalties").json()["figure"]
+        figure = get(f"{site}/api/rows/0/penalties").json()["figure"]
     assert "<img" not in figure
     assert "&lt;img" in figure
 

@@ -147,6 +147,9 @@ def test_the_answer_is_the_vote_of_the_seven_nearest(client):
     said = answer["answer"]
     assert (said["votes"], said["voters"]) == (labels.count(said["label"]), 7)
     assert said["votes"] == max(labels.count(label) for label in labels)
+    own = [hit["similarity"] for hit in seven if hit["label"] == said["label"]]
+    assert said["support"] == pytest.approx(sum(own) / 7, abs=1e-5)
+    assert said["trusted"]
     assert said["similarity"] == seven[labels.index(said["label"])]["similarity"]
 
 

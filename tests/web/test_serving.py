@@ -1,19 +1,17 @@
 """`forerank serve` as a process."""
 
 import signal
-import subprocess
-import sys
 
 import httpx
 import pytest
 
 from forerank.cli import run
 
+from .conftest import serve_command
+
 
 def test_the_command_serves_and_ends(shapes_index, picture):
-    command = [sys.executable, "-m", "forerank", "serve", str(shapes_index), "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
+    with serve_command(shapes_index) as process:
         line = process.stderr.readline()
         assert line.startswith("80 images at http://127.0.0.1:")
         site = line.split()[3]
@@ -23,9 +21,6 @@ def test_the_command_serves_and_ends(shapes_index, picture):
         assert "blue" in answer["hits"][0]["label"]
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_port_that_is_taken(site, shapes_index, capsys):
@@ -36,21 +31,6 @@ def test_a_port_that_is_taken(site, shapes_index, capsys):
 
 @pytest.mark.parametrize("size", ["upload-megabytes", "upload-megapixels"])
 def test_limits_can_be_set(shapes_index, size, picture):
-    command = [
-        sys.executable,
-        "-m",
-        "forerank",
-        "serve",
-        str(shapes_index),
-        "--port",
-        "0",
-        f"--{size}",
-        "0.001",
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
+    with serve_command(shapes_index, f"--{size}", "0.001") as process:
         site = process.stderr.readline().split()[3]
         assert httpx.post(f"{site}/api/search", content=picture(), timeout=60).status_code in (400, 413)
-    finally:
-        process.kill()
-        process.communicate()

@@ -1,4 +1,4 @@
-"""The command line: thin. Parse, call one function, print."""
+"""The command line. Each command reads its words, calls one function and prints the result."""
 
 import os
 import signal
@@ -8,64 +8,40 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from forerank import __version__
-from forerank.errors import ForerankError, unknown
+from forerank.errors import ForerankError, check_name, unknown
 
 if TYPE_CHECKING:
     from cyclopts import App
 
-# Verb -> (function, one line of help). Functions are imported only when their verb is used.
+# Verb -> (function in this package, one line of help). It is imported only when its verb is used.
 VERBS: dict[str, tuple[str, str]] = {
-    "audit": (
-        "forerank.cli.audit:audit",
-        "Look for wrong labels, copies and unusual pictures; correct them on a page.",
-    ),
-    "calibrate": (
-        "forerank.cli.calibrate:calibrate",
-        "Choose the similarity above which a match is trusted.",
-    ),
+    "audit": ("audit:audit", "Look for wrong labels, copies and unusual pictures; correct them on a page."),
+    "calibrate": ("calibrate:calibrate", "Choose the similarity above which a match is trusted."),
     "compare": (
-        "forerank.cli.compare:compare",
+        "compare:compare",
         "Compare finished runs: tables, curves, paired differences with intervals.",
     ),
-    "data": ("forerank.cli.data:app", "Data sets: list them, show one, check every image, download, export."),
-    "demo": (
-        "forerank.cli.demo:demo",
-        "Start here: the main job on data that comes with Forerank, in about a minute.",
-    ),
-    "doctor": (
-        "forerank.cli.doctor:doctor",
-        "Show what this machine has, what is missing and how to get it.",
-    ),
+    "data": ("data:app", "Data sets: list them, show one, check every image, download, export."),
+    "demo": ("demo:demo", "Start here: the main job on data that comes with Forerank, in about a minute."),
+    "doctor": ("doctor:doctor", "Show what this machine has, what is missing and how to get it."),
     "duplicates": (
-        "forerank.cli.duplicates:duplicates",
+        "duplicates:duplicates",
         "List near-identical images of an index, or look at them on a page.",
     ),
-    "embed": ("forerank.cli.embed:embed", "Turn pictures into vectors with a run, a model or a backbone."),
-    "evaluate": (
-        "forerank.cli.evaluate:evaluate",
-        "Measure the retrieval of a run, or of your own vectors and labels.",
-    ),
-    "export": ("forerank.cli.export:export", "Write a model as ONNX, checked against torch."),
-    "index": ("forerank.cli.index:index", "Embed images into an index that can be searched."),
-    "losses": ("forerank.cli.losses:app", "List or describe the losses; plot one from its derivative."),
-    "map": ("forerank.cli.map:draw_map", "Lay out an index as a map that its search page shows."),
-    "methods": ("forerank.cli.methods:methods", "List the methods to train with: paper and deviations."),
-    "models": ("forerank.cli.models:app", "List the backbones and their names."),
-    "paper": (
-        "forerank.cli.paper:app",
-        "Repeat the paper's tables and figures beside the published numbers.",
-    ),
-    "recipe": (
-        "forerank.cli.recipe:app",
-        "List the recipes that come with Forerank; show every value of one.",
-    ),
-    "search": ("forerank.cli.search:search", "Find the images of an index nearest to a picture."),
-    "serve": ("forerank.cli.serve:serve", "Open the search page of an index."),
-    "train": ("forerank.cli.train:train", "Train on a folder of images or by a recipe; resume a run."),
-    "verify": (
-        "forerank.cli.verify:verify",
-        "Read every byte of an index and compare its checksums.",
-    ),
+    "embed": ("embed:embed", "Turn pictures into vectors with a run, a model or a backbone."),
+    "evaluate": ("evaluate:evaluate", "Measure the retrieval of a run, or of your own vectors and labels."),
+    "export": ("export:export", "Write a model as ONNX, checked against torch."),
+    "index": ("index:index", "Embed images into an index that can be searched."),
+    "losses": ("losses:app", "List or describe the losses; plot one from its derivative."),
+    "map": ("map:draw_map", "Lay out an index as a map that its search page shows."),
+    "methods": ("methods:methods", "List the methods to train with: paper and deviations."),
+    "models": ("models:app", "List the backbones and their names."),
+    "paper": ("paper:app", "Repeat the paper's tables and figures beside the published numbers."),
+    "recipe": ("recipe:app", "List the recipes that come with Forerank; show every value of one."),
+    "search": ("search:search", "Find the images of an index nearest to a picture."),
+    "serve": ("serve:serve", "Open the search page of an index."),
+    "train": ("train:train", "Train on a folder of images or by a recipe; resume a run."),
+    "verify": ("verify:verify", "Read every byte of an index and compare its checksums."),
 }
 
 # Verbs that keep what they have done so far.
@@ -90,7 +66,8 @@ def build_app(verb_in_use: str | None = None) -> "App":
         error_formatter=lambda error: f"forerank: {error}",
     )
     for verb, (where, help_line) in VERBS.items():
-        app.command(where, name=verb, **({} if verb == verb_in_use else {"help": help_line}))
+        help_text = {} if verb == verb_in_use else {"help": help_line}
+        app.command(f"forerank.cli.{where}", name=verb, **help_text)
     return app
 
 
@@ -98,8 +75,8 @@ def run(arguments: list[str] | None = None) -> int:
     """Run one command; the exit code: 0 done, 1 failed, 2 bad request, 130 interrupted."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        if words and not words[0].startswith("-") and words[0] not in VERBS:
-            raise unknown("command", words[0], VERBS)
+        if words and not words[0].startswith("-"):
+            check_name("command", words[0], VERBS)
         app = build_app(words[0] if words else None)
         _refuse_unknown_part(app, words)
         app(words, result_action="return_none")
@@ -125,7 +102,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _is_ours_to_say(error: ForerankError) -> bool:
-    """Whether this process speaks: of several under torchrun one does, or one a machine before they meet."""
+    """Whether this process prints the error: under torchrun one does, or one per machine before they meet."""
     if error.said_elsewhere is not None:
         return not error.said_elsewhere
     return os.environ.get("LOCAL_RANK", "0") == "0"

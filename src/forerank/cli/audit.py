@@ -59,13 +59,13 @@ def audit(
     limit
         Lower suspects more images. At least a share 1 - limit of randomly wrong labels is found.
     similarity
-        That near-copies must reach, for the model and pixel by pixel.
+        What near-copies must reach, for the model and pixel by pixel.
     spoil
         Make this share of the labels wrong first: a test of how far the audit can be trusted on this data.
     seed
-        Of --spoil.
+        Seed of --spoil.
     model
-        What looks at images that are not a run.
+        The model that embeds the images, if the source is not a run.
     serve
         Open the page on which everything is looked at and corrected.
     port
@@ -106,11 +106,11 @@ def audit(
 
         # Opened first: a corrections file of another run is refused before anything is computed.
         corrections = Corrections(folder / "corrections.jsonl", table, identity)
-        found = curate(
+        curation = curate(
             table, vectors, audited="train" if is_run(run) else "all", limit=limit, similarity=similarity
         )
-        print(found.claim)
-        serve_curation(found, corrections, folder, title=f"Audit of {name}", port=port)
+        print(curation.claim)
+        serve_curation(curation, corrections, folder, title=f"Audit of {name}", port=port)
         return
     if spoil is not None:
         if truth is not None:
@@ -121,31 +121,31 @@ def audit(
         table = table.with_columns(split=split)
     stem = "audit" if spoil is None else "audit-spoiled"
     page, listed = folder / f"{stem}.html", folder / f"{stem}.csv"
-    found = curate(table, vectors, limit=limit, similarity=similarity)
+    curation = curate(table, vectors, limit=limit, similarity=similarity)
     checked = None
     if truth is not None:
         by_path = dict(zip(table.path.tolist(), truth.tolist(), strict=True))
-        audited = found.labels.table
-        checked = score(found.labels, audited.label != [by_path[path] for path in audited.path.tolist()])
-    write_csv(found.labels, listed)
-    write_page(found, page, title=f"Audit of {name}", checked=checked)
+        audited = curation.labels.table
+        checked = score(curation.labels, audited.label != [by_path[path] for path in audited.path.tolist()])
+    write_csv(curation.labels, listed)
+    write_page(curation, page, title=f"Audit of {name}", checked=checked)
     if json:
         print_json(
             {
                 "images": len(table),
-                **summary(found),
-                "suspects": int(found.labels.suspect.sum()),
-                "split_classes": len(found.labels.split_classes),
+                **summary(curation),
+                "suspects": int(curation.labels.suspect.sum()),
+                "split_classes": len(curation.labels.split_classes),
                 "checked": None if checked is None else asdict(checked),
                 "page": str(page),
                 "csv": str(listed),
             }
         )
         return
-    print(found.claim)
-    for line in _about_pictures(summary(found)):
+    print(curation.claim)
+    for line in _about_pictures(summary(curation)):
         print(line)
-    several, classes = len(found.labels.split_classes), len(found.labels.table.classes)
+    several, classes = len(curation.labels.split_classes), len(curation.labels.table.classes)
     print(f"{several:,} of {classes:,} classes have several centres")
     if checked is not None:
         print(checked)

@@ -41,12 +41,7 @@ def compare(
 
     from forerank.metrics.registry import shown, title
     from forerank.models import keep_freed_memory
-    from forerank.report.comparison import (
-        ComparedRun,
-        comparison_dict,
-        pair_runs,
-        write_comparison,
-    )
+    from forerank.report.comparison import ComparedRun, comparison_dict, pair_runs, write_comparison
     from forerank.training import embed_run
     from forerank.training.measure import measure
     from forerank.training.processes import Processes

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from forerank.console import format_table, print_json, say
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, look_up
 
 app = App(
     name="data",
@@ -70,9 +70,7 @@ def show(name: str, *, json: Json = False) -> None:
     from forerank.data.cache import data_folder
     from forerank.data.registry import DATA_SETS
 
-    if name not in DATA_SETS:
-        raise unknown("data set", name, DATA_SETS)
-    entry = DATA_SETS[name]
+    entry = look_up("data set", name, DATA_SETS)
     published = entry.published_counts({})
     if json:
         archives = [{"url": a.url, "md5": a.md5, "bytes": a.size} for a in entry.archives]
@@ -121,12 +119,12 @@ def check(
     options = parse_options(option)
     table = open_table(source, root, **options)
     name = source_name(source)
-    found = check_table(table, DATA_SETS[name].published_counts(options) if name else None, pixels=pixels)
+    check = check_table(table, DATA_SETS[name].published_counts(options) if name else None, pixels=pixels)
     if json:
-        print_json(found.to_dict())
+        print_json(check.to_dict())
     else:
-        print(found)
-    if found.problems:
+        print(check)
+    if check.problems:
         sys.exit(1)
 
 

@@ -1,7 +1,7 @@
 """`forerank doctor`: what this machine has, what is missing, how to get it."""
 
 from forerank.console import format_table, print_json
-from forerank.machine import describe
+from forerank.machine import describe_machine
 
 # What the processor's instructions for half precision mean for embed and index.
 _BF16 = {
@@ -31,7 +31,7 @@ def doctor(*, gpu: bool = False, device: str = "auto", json: bool = False) -> No
     if gpu:
         _test_accelerator(device, json=json)
         return
-    machine = describe()
+    machine = describe_machine()
     if json:
         print_json(machine)
         return

@@ -60,14 +60,14 @@ def duplicates(
             raise InputError("--serve opens a page: leave out --json")
         check_page(port)
         opened = Index.open(index, root=images)
-        found = curate_index(opened, similarity)
+        curation = curate_index(opened, similarity)
         name = Path(index.rpartition(":")[2]).name
         folder = output or Path(f"audit-{name}")
         corrections = Corrections(
-            folder / "corrections.jsonl", found.table, opened.meta["model"]["fingerprint"]
+            folder / "corrections.jsonl", curation.table, opened.meta["model"]["fingerprint"]
         )
-        print(found)
-        serve_curation(found, corrections, folder, title=f"Duplicates of {name}", port=port)
+        print(curation)
+        serve_curation(curation, corrections, folder, title=f"Duplicates of {name}", port=port)
         return
     groups = find_duplicates(Index.open(index).engine, similarity)
     if json:

@@ -23,7 +23,7 @@ def embed(
 ) -> None:
     """Embed images: write their vectors (N, D) as .npy, and their paths, one per line, beside it as .txt.
 
-    Interrupted, the same command goes on. Several processes share the images out.
+    After an interruption the same command continues. Several processes share the images.
 
     Examples:
 

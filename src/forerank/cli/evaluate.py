@@ -145,7 +145,7 @@ def evaluate(
         try:  # before the work, not after it
             plots.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"--plots takes a folder, and {plots} is none: {error.strerror}.") from error
+            raise InputError(f"--plots takes a folder, and {plots} is not one: {error.strerror}.") from error
     from forerank.metrics import evaluate as measure
     from forerank.metrics import repeated_gallery
     from forerank.metrics.files import read_embeddings, read_labels

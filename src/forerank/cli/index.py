@@ -25,9 +25,9 @@ def index(
 ) -> None:
     """Embed images and keep the vectors where they can be searched.
 
-    Run it again after images were added, changed or removed: only new contents are embedded. Killed or
-    interrupted, the same command goes on; until it is done the old index stays in force. Several processes
-    share the images out: torchrun --nproc-per-node 4 -m forerank index ...
+    Run it again after images were added, changed or removed: only new contents are embedded. After
+    an interruption the same command continues; until it is done the old index stays in force. Several
+    processes share the images: torchrun --nproc-per-node 4 -m forerank index ...
 
     Examples:
 

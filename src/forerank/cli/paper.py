@@ -1,5 +1,6 @@
 """forerank paper: the paper's tables and figures by name, published beside measured."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,52 +26,73 @@ app = App(
     help_format="plaintext",
 )
 
-On = Annotated[
-    str | None,
-    Parameter(help="Data set to train on; by default the one --data names, else glyphs."),
-]
-Data = Annotated[
-    list[str] | None, Parameter(help="Where a data set lies: NAME=FOLDER, may be repeated.", negative=())
-]
-Seeds = Annotated[
-    int | None,
-    Parameter(help="Seeds of the losses that claims compare; by default 10 on glyphs and cub, 3 elsewhere."),
-]
-OtherSeeds = Annotated[int, Parameter(help="Seeds of everything else: sweeps, and methods no claim names.")]
-Tune = Annotated[
-    bool,
-    Parameter(help="Choose learning rates per method on validation classes (glyphs and cub), or not."),
-]
-Threads = Annotated[
-    int | None, Parameter(help="Threads of each job; by default an equal share of the cores.")
-]
-Beside = Annotated[
-    list[str] | None,
-    Parameter(
-        help="Another data set to show beside this one in figures 7 and 8, from its folder beside --out.",
-        negative=(),
-    ),
-]
-Out = Annotated[
-    Path | None, Parameter(help="Folder for tables, figures and runs; by default runs/paper/DATA_SET.")
-]
-DryRun = Annotated[
-    bool,
-    Parameter(
-        help="Check data, weights and memory, print the plan and an estimate of time; train nothing.",
-        negative=(),
-    ),
-]
-Jobs = Annotated[
-    int | None,
-    Parameter(help="Training runs at the same time on a CPU; by default one per core for small ones."),
-]
-Processes = Annotated[int, Parameter(help="Processes of each run, started with torchrun: one per GPU.")]
-Values = Annotated[
-    list[str] | None,
-    Parameter(name="--set", help="A recipe value for every run: key=value, may be repeated.", negative=()),
-]
 Json = Annotated[bool, Parameter(help="One JSON document instead of tables.", negative=())]
+
+
+@Parameter(name="*")
+@dataclass
+class StudyOptions:
+    """What is trained, and where its results lie."""
+
+    on: Annotated[
+        str | None, Parameter(help="Data set to train on; by default the one --data names, else glyphs.")
+    ] = None
+    seeds: Annotated[
+        int | None,
+        Parameter(
+            help="Seeds of the losses that claims compare; by default 10 on glyphs and cub, 3 elsewhere."
+        ),
+    ] = None
+    other_seeds: Annotated[
+        int, Parameter(help="Seeds of everything else: sweeps, and methods no claim names.")
+    ] = 3
+    out: Annotated[
+        Path | None, Parameter(help="Folder for tables, figures and runs; by default runs/paper/DATA_SET.")
+    ] = None
+    values: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--set", help="A recipe value for every run: key=value, may be repeated.", negative=()
+        ),
+    ] = None
+
+
+@Parameter(name="*")
+@dataclass
+class RunOptions(StudyOptions):
+    """How it is trained."""
+
+    data: Annotated[
+        list[str] | None, Parameter(help="Where a data set lies: NAME=FOLDER, may be repeated.", negative=())
+    ] = None
+    dry_run: Annotated[
+        bool,
+        Parameter(
+            help="Check data, weights and memory, print the plan and an estimate of time; train nothing.",
+            negative=(),
+        ),
+    ] = False
+    tune: Annotated[
+        bool,
+        Parameter(help="Choose learning rates per method on validation classes (glyphs and cub), or not."),
+    ] = True
+    jobs: Annotated[
+        int | None,
+        Parameter(help="Training runs at the same time on a CPU; by default one per core for small ones."),
+    ] = None
+    threads: Annotated[
+        int | None, Parameter(help="Threads of each job; by default an equal share of the cores.")
+    ] = None
+    processes: Annotated[
+        int, Parameter(help="Processes of each run, started with torchrun: one per GPU.")
+    ] = 1
+    beside: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Another data set to show beside this one in figures 7 and 8, from its folder beside --out.",
+            negative=(),
+        ),
+    ] = None
 
 
 @app.command(name="list")
@@ -102,88 +124,37 @@ def list_experiments(*, json: bool = False) -> None:
 
 
 @app.command
-def run(
-    *names: str,
-    on: On = None,
-    data: Data = None,
-    seeds: Seeds = None,
-    other_seeds: OtherSeeds = 3,
-    out: Out = None,
-    dry_run: DryRun = False,
-    tune: Tune = True,
-    jobs: Jobs = None,
-    threads: Threads = None,
-    processes: Processes = 1,
-    beside: Beside = None,
-    values: Values = None,
-    json: Json = False,
-) -> None:
+def run(*names: str, options: RunOptions | None = None, json: Json = False) -> None:
     """Run tables or figures: train what is missing, write them, print measured beside published.
 
     Args:
         names: as `forerank paper list` names them.
     """
-    from forerank.paper.pipeline import open_study
-
     if not names:
         raise InputError("name a table or a figure: forerank paper list shows them")
-    study = open_study(
-        list(names), on=on, data=data or (), seeds=seeds, other_seeds=other_seeds, out=out,
-        values=values or (), beside=beside or (),
-    )  # fmt: skip
-    _run(list(names), study, dry_run, tune, jobs, threads, processes, json)
+    _run(list(names), options or RunOptions(), json)
 
 
 @app.command(name="all")
-def run_all(
-    *,
-    on: On = None,
-    data: Data = None,
-    seeds: Seeds = None,
-    other_seeds: OtherSeeds = 3,
-    out: Out = None,
-    dry_run: DryRun = False,
-    tune: Tune = True,
-    jobs: Jobs = None,
-    threads: Threads = None,
-    processes: Processes = 1,
-    beside: Beside = None,
-    values: Values = None,
-    json: Json = False,
-) -> None:
+def run_all(*, options: RunOptions | None = None, json: Json = False) -> None:
     """Run the whole list; runs are shared, finished ones skipped. --dry-run says how long it takes here."""
-    from forerank.paper.pipeline import all_names, open_study
+    from forerank.paper.pipeline import all_names
 
-    names = all_names()
-    study = open_study(
-        names, on=on, data=data or (), seeds=seeds, other_seeds=other_seeds, out=out, values=values or (),
-        beside=beside or (),
-    )  # fmt: skip
-    _run(names, study, dry_run, tune, jobs, threads, processes, json)
+    _run(all_names(), options or RunOptions(), json)
 
 
 @app.command
-def claims(
-    *,
-    on: On = None,
-    seeds: Seeds = None,
-    other_seeds: OtherSeeds = 3,
-    out: Out = None,
-    values: Values = None,
-    to: Path | None = None,
-    json: bool = False,
-) -> None:
+def claims(*, options: StudyOptions | None = None, to: Path | None = None, json: bool = False) -> None:
     """Judge each claim of the paper on the runs that are there, by a rule, with numbers.
 
     Args:
         to: also write the page to this file.
         json: one JSON document instead of a table.
     """
-    from forerank.paper.claims import write
-    from forerank.paper.pipeline import open_study
+    from forerank.paper.claims import write_claims
 
-    study = open_study([], on=on, seeds=seeds, other_seeds=other_seeds, out=out, values=values or ())
-    judged = write(study, to)
+    study = _open_study([], options or StudyOptions())
+    judged = write_claims(study, to)
     if json:
         print_json([vars(verdict) for verdict in judged])
         return
@@ -247,26 +218,26 @@ def ranking(
     say(f"drawn: {', '.join(str(path) for path in written)}")
 
 
-def _run(
-    names: list[str],
-    study: "Study",
-    dry_run: bool,
-    tune: bool,
-    jobs: int | None,
-    threads: int | None,
-    processes: int,
-    json: bool,
-) -> None:
+def _open_study(names: list[str], options: StudyOptions) -> "Study":
+    from forerank.paper.pipeline import open_study
+
+    known = ("on", "data", "seeds", "other_seeds", "out", "values", "beside")
+    given = {key: value for key, value in vars(options).items() if key in known and value is not None}
+    return open_study(names, **given)
+
+
+def _run(names: list[str], options: RunOptions, json: bool) -> None:
     from forerank.paper import pipeline
     from forerank.paper.render import time_taken
 
-    if dry_run:
-        from forerank.paper.dry_run import describe
+    study = _open_study(names, options)
+    if options.dry_run:
+        from forerank.paper.dry_run import describe_plan
 
-        at_once = jobs or pipeline.default_jobs(study)
-        methods = pipeline.methods_of(names, study) if tune else []
+        at_once = options.jobs or pipeline.default_jobs(study)
+        methods = pipeline.methods_of(names, study) if options.tune else []
         plan = pipeline.runs_needed(names, study)
-        text, ready = describe(study, plan, methods, processes=processes, jobs=at_once)
+        text, ready = describe_plan(study, plan, methods, processes=options.processes, jobs=at_once)
         if json:
             print_json({"ready": ready, "plan": text.splitlines()})
         else:
@@ -297,10 +268,10 @@ def _run(
         pipeline.run_experiments(
             names,
             study,
-            tune=tune,
-            jobs=jobs,
-            threads=threads,
-            processes=processes,
+            tune=options.tune,
+            jobs=options.jobs,
+            threads=options.threads,
+            processes=options.processes,
             show=keep if json else show,
         )
     finally:

@@ -36,7 +36,7 @@ def list_recipes(*, json: bool = False) -> None:
 def show(source: str, /, *values: str, json: bool = False) -> None:
     """Every value of a recipe, with what it means; the output is a recipe file.
 
-    Wrong keys, values, methods and losses are refused; forerank train checks what depends on the images.
+    Wrong keys, values, methods, losses and metrics are refused; forerank train checks the images as well.
 
     Examples:
 
@@ -58,7 +58,9 @@ def show(source: str, /, *values: str, json: bool = False) -> None:
     recipe = load_recipe(recipe_source(source), values)
     if values or source not in recipe_names():  # what comes with Forerank is right, and shown at once
         from forerank.training.methods import check_method
+        from forerank.training.prepare import check_choice
 
+        check_choice(recipe.evaluation.choose_by)
         with suppress(MissingExtraError):  # what is not installed here may be right elsewhere
             check_method(recipe)
     if json:

@@ -52,8 +52,6 @@ def search(
     output
         Write the answers as CSV here instead of printing them.
     """
-    from dataclasses import asdict
-
     from forerank.data.image_files import find_images
     from forerank.errors import InputError
     from forerank.files import write_atomically
@@ -61,6 +59,7 @@ def search(
     from forerank.search.answers import answer_files, write_answers
     from forerank.search.engine import EVERYTHING
     from forerank.search.index import Index, Matches
+    from forerank.search.vote import calibrated_vote, vote_on_hits
 
     if output is not None:
         if json:
@@ -86,20 +85,16 @@ def search(
             write_answers(answers, sys.stdout, opened.columns)
             say(f"paths start from {root}")
         return
-    voters = ((opened.meta.get("threshold") or {}).get("vote") or {}).get("neighbours", 0)
-    deep = opened.search(query, max(k, voters) if k > 0 else k, condition)
-    decision = None
-    if voters:  # what calibrates loads torch, which a plain search does without
-        from forerank.search.calibration import decide_by_vote
-
-        decision = decide_by_vote(opened, deep.hits)
+    calibrated = calibrated_vote(opened.meta)
+    deep = opened.search(query, max(k, calibrated[0]) if calibrated and k > 0 else k, condition)
+    vote = vote_on_hits(opened.meta, deep.hits) if calibrated else None
     matches = Matches(deep.hits[:k], deep.threshold)
     if json:
-        voted = {} if decision is None else {"vote": asdict(decision)}
+        voted = {} if vote is None else {"vote": vote.to_dict()}
         print_json({"query": str(query), "root": root, **matches.to_dict(), **voted})
         return
-    if decision is not None:
-        print(decision)
+    if vote is not None:
+        print(vote)
     if not matches.found:
         nearest = f", the nearest has similarity {matches[0].similarity:.4f}" if len(matches) else ""
         below = (

@@ -48,7 +48,7 @@ def serve(
     model
         The index's model, if the index has no copy of it and it was moved.
     title
-        What the page calls itself.
+        Title of the page.
     upload_megabytes
         Largest picture that may be sent, in bytes.
     upload_megapixels

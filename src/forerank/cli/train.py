@@ -20,7 +20,7 @@ def train(
 ) -> None:
     """Train a model, evaluate it before and after, write a report.
 
-    Killed or interrupted, the same command (or: forerank train RUN) continues where it stopped.
+    After an interruption the same command (or: forerank train RUN) continues where it stopped.
 
     Examples:
 

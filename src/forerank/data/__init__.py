@@ -1,7 +1,8 @@
 """Images on disk -> a table -> labelled batches."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from forerank.lazy import import_on_demand
 
 if TYPE_CHECKING:
     from forerank.data.check import Check, check_table
@@ -59,7 +60,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'forerank.data' has no attribute {name!r}")
-    return getattr(import_module(f"forerank.data.{_WHERE[name]}"), name)
+__getattr__ = import_on_demand(__name__, _WHERE)

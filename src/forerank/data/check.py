@@ -26,6 +26,7 @@ ENDINGS_OF_FORMAT = {
     "BMP": {".bmp", ".dib"},
 }
 ORIENTATION = 0x0112  # EXIF tag
+MOST_NAMED = 10  # files of each kind that the report names
 
 
 @dataclass
@@ -96,7 +97,6 @@ def check_table(
     published: Mapping[str, Mapping[str, tuple[int, int]]] | None = None,
     *,
     pixels: bool = False,
-    workers: int | None = None,
 ) -> Check:
     """Read the header of every image, in parallel, and compare what the table says with what is there.
 
@@ -104,18 +104,17 @@ def check_table(
         published: source -> split -> (images, classes) to show beside the counts.
         pixels: decode every image too (finds truncated files), and compare pictures by their pixels instead
             of their bytes.
-        workers: threads; by default one per core, and at least four because reading waits for the disk.
 
     >>> import tempfile; from PIL import Image
     >>> folder = Path(tempfile.mkdtemp())
     >>> for name in ("1.png", "2.png"):
     ...     Image.new("L", (4, 4)).save(folder / name)
     >>> table = Table(["1.png", "2.png", "3.png"], ["a", "a", "b"], ["train", "test", "test"], root=folder)
-    >>> found = check_table(table)
-    >>> found.missing, found.leaked
+    >>> check = check_table(table)
+    >>> check.missing, check.leaked
     (['3.png'], [['1.png', '2.png']])
     """
-    found = Check(
+    check = Check(
         name=table.name,
         root=str(table.root),
         images=len(table),
@@ -125,10 +124,10 @@ def check_table(
         notes=list(table.notes),
     )
     files = table.files
-    workers = workers or max(4, os.cpu_count() or 1)
+    workers = max(4, os.cpu_count() or 1)  # at least four, because reading waits for the disk
     looks = map_in_threads(lambda file: _look(file, pixels), files, workers=workers)
     seen = list(progress(looks, "reading images" if pixels else "reading headers", total=len(files)))
-    _headers(found, table, seen)
+    _headers(check, table, seen)
     usable = [i for i, s in enumerate(seen) if s.reason is None]
     if pixels:
         content = {i: seen[i].content for i in usable}
@@ -140,9 +139,9 @@ def check_table(
             lambda i: hashlib.blake2b(files[i].read_bytes()).hexdigest(), doubtful, workers=workers
         )
         content = dict(zip(doubtful, progress(digests, "comparing", total=len(doubtful)), strict=True))
-    _duplicates(found, table, content)
-    _labels(found, table)
-    return found
+    _duplicates(check, table, content)
+    _labels(check, table)
+    return check
 
 
 def _look(file: Path, pixels: bool) -> _Seen:
@@ -174,30 +173,30 @@ def _is_rotated(image: Image.Image) -> bool:
     return image.getexif().get(ORIENTATION, 1) not in (0, 1)
 
 
-def _headers(found: Check, table: Table, seen: list[_Seen]) -> None:
+def _headers(check: Check, table: Table, seen: list[_Seen]) -> None:
     for path, s in zip(table.path.tolist(), seen, strict=True):
         if s.missing:
-            found.missing.append(path)
+            check.missing.append(path)
         elif s.reason is not None:
-            found.broken[path] = s.reason
+            check.broken[path] = s.reason
     usable = [s for s in seen if s.reason is None]
-    found.formats = dict(Counter(s.format for s in usable).most_common())
-    found.modes = dict(Counter(s.mode for s in usable).most_common())
-    found.rotated = sum(s.rotated for s in usable)
-    found.animated = sum(s.animated for s in usable)
-    found.wrong_ending = sum(s.wrong_ending for s in usable)
+    check.formats = dict(Counter(s.format for s in usable).most_common())
+    check.modes = dict(Counter(s.mode for s in usable).most_common())
+    check.rotated = sum(s.rotated for s in usable)
+    check.animated = sum(s.animated for s in usable)
+    check.wrong_ending = sum(s.wrong_ending for s in usable)
     if usable:
-        found.smallest = min((s.size for s in usable), key=lambda size: size[0] * size[1])
-        found.largest = max((s.size for s in usable), key=lambda size: size[0] * size[1])
+        check.smallest = min((s.size for s in usable), key=lambda size: size[0] * size[1])
+        check.largest = max((s.size for s in usable), key=lambda size: size[0] * size[1])
 
 
-def _duplicates(found: Check, table: Table, content: dict[int, str]) -> None:
+def _duplicates(check: Check, table: Table, content: dict[int, str]) -> None:
     path, label, split = table.path.tolist(), table.label.tolist(), table.split.tolist()
     box = None if table.box is None else [tuple(b) for b in table.box.tolist()]
     rows_of_path: dict[object, list[int]] = defaultdict(list)
     for i, p in enumerate(path):
         rows_of_path[p if box is None else (p, box[i])].append(i)  # one picture may show several objects
-    found.listed_twice = sorted({path[rows[0]] for rows in rows_of_path.values() if len(rows) > 1})
+    check.listed_twice = sorted({path[rows[0]] for rows in rows_of_path.values() if len(rows) > 1})
     groups: dict[object, list[int]] = defaultdict(list)
     for i, digest in content.items():
         groups[digest if box is None else (digest, box[i])].append(i)
@@ -207,33 +206,33 @@ def _duplicates(found: Check, table: Table, content: dict[int, str]) -> None:
             continue
         parts = {split[i] for i in rows}
         if "train" in parts and len(parts) > 1:
-            found.leaked.append([path[i] for i in rows])
+            check.leaked.append([path[i] for i in rows])
         if len({label[i] for i in rows}) > 1:
-            found.conflicting.append([path[i] for i in rows])
+            check.conflicting.append([path[i] for i in rows])
         if len(parts) == 1 and len({label[i] for i in rows}) == 1:
-            found.repeated += len(rows) - 1
+            check.repeated += len(rows) - 1
 
 
-def _labels(found: Check, table: Table) -> None:
+def _labels(check: Check, table: Table) -> None:
     trained = table.label[table.split == "train"]
-    found.shared_classes = [str(c) for c in np.intersect1d(trained, table.label[table.split == "test"])]
+    check.shared_classes = [str(c) for c in np.intersect1d(trained, table.label[table.split == "test"])]
     folded: dict[str, list[str]] = defaultdict(list)
     for name in table.classes.tolist():
         folded["".join(name.casefold().split())].append(name)
-    found.look_alike_labels = [names for names in folded.values() if len(names) > 1]
+    check.look_alike_labels = [names for names in folded.values() if len(names) > 1]
     for split in SPLITS:
         part = table.select(split)
         classes, number = np.unique(part.label, return_counts=True)
         if (number < 2).any():
-            found.small_classes[split] = [str(c) for c in classes[number < 2]]
+            check.small_classes[split] = [str(c) for c in classes[number < 2]]
         if split != "train" and len(part):
             gallery = Counter(part.label[part.is_gallery].tolist())
             needed = part.is_gallery.astype(int) + 1  # a query does not find itself
             has = np.array([gallery[name] for name in part.label.tolist()])
-            found.queries_without_positive += int((part.is_query & (has < needed)).sum())
+            check.queries_without_positive += int((part.is_query & (has < needed)).sum())
 
 
-def _as_text(c: Check, limit: int = 10) -> str:
+def _as_text(c: Check) -> str:
     """The report for a person."""
     sources = list(c.published)
     rows = []
@@ -258,9 +257,9 @@ def _as_text(c: Check, limit: int = 10) -> str:
     def names(title: str, items: list[str]) -> None:
         if items:
             lines.append(f"{title}: {len(items):,}")
-            lines.extend(f"  {item}" for item in items[:limit])
-            if len(items) > limit:
-                lines.append(f"  ... and {len(items) - limit:,} more (--json lists all)")
+            lines.extend(f"  {item}" for item in items[:MOST_NAMED])
+            if len(items) > MOST_NAMED:
+                lines.append(f"  ... and {len(items) - MOST_NAMED:,} more (--json lists all)")
 
     kind = "pixels" if c.pixels else "bytes"
     names("MISSING files", c.missing)

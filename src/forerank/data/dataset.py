@@ -25,7 +25,7 @@ from forerank.data.preprocessing import (
 )
 from forerank.data.table import Table
 from forerank.data.threads import map_in_threads
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name
 
 Item: TypeAlias = tuple[torch.Tensor, int, int]  # image (C, H, W) float32, label id, row of the table
 Joined: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # images (B, C, H, W), labels, rows
@@ -68,8 +68,7 @@ class ImageDataset(Dataset[Item | None]):
         cache: bool = False,
         seed: int = 0,
     ) -> None:
-        if on_bad not in BAD_POLICIES:
-            raise unknown("policy for bad images", on_bad, BAD_POLICIES)
+        check_name("policy for bad images", on_bad, BAD_POLICIES)
         self.table, self.preprocessing, self.on_bad, self.seed = table, preprocessing, on_bad, seed
         self.labels: NDArray[np.int64] = table.label_ids
         self._files = [os.fspath(file) for file in table.files]
@@ -177,20 +176,20 @@ class _PixelCache:
         # Pillow decodes outside the GIL, but tiny pictures spend their time inside it: one thread is faster.
         tiny = n == 0 or (Path(dataset._files[0]).is_file() and Path(dataset._files[0]).stat().st_size < 4096)
         decoded = map_in_threads(decode, range(n), workers=1 if tiny else os.cpu_count() or 1)
-        for index, found in enumerate(progress(decoded, "decoding", total=n)):
-            if isinstance(found, BadImageError):
+        for index, pixels in enumerate(progress(decoded, "decoding", total=n)):
+            if isinstance(pixels, BadImageError):
                 if dataset.on_bad == "refuse":
-                    raise found
-                reasons[index] = found.reason
+                    raise pixels
+                reasons[index] = pixels.reason
                 continue
-            shapes[index] = found.shape[:2]
-            total += found.size
+            shapes[index] = pixels.shape[:2]
+            total += pixels.size
             if total > CACHE_LIMIT:
                 raise InputError(
                     f"{dataset.table.name}: the decoded pictures exceed {CACHE_LIMIT / 2**30:.0f} GiB "
                     f"(after {index + 1:,} of {n:,}): use cache=False"
                 )
-            parts.append(found.reshape(-1))
+            parts.append(pixels.reshape(-1))
         cache = cls(shapes, np.concatenate(parts) if parts else np.zeros(0, np.uint8), reasons)
         cache.channels = channels
         cache.ends = np.cumsum(shapes.prod(axis=1) * channels)

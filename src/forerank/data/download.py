@@ -12,7 +12,7 @@ from pathlib import Path
 from forerank.console import progress_bar, say
 from forerank.data.data_set import Archive
 from forerank.data.registry import DATA_SETS
-from forerank.errors import ForerankError, InputError, unknown
+from forerank.errors import ForerankError, InputError, look_up
 from forerank.files import temporary_folder
 
 CHUNK = 1 << 20
@@ -30,9 +30,7 @@ def download_data_set(name: str, to: Path, *, keep_archive: bool = False) -> Pat
     Returns:
         `to`, ready for `open_table(name, to)`.
     """
-    if name not in DATA_SETS:
-        raise unknown("data set", name, DATA_SETS)
-    entry = DATA_SETS[name]
+    entry = look_up("data set", name, DATA_SETS)
     if not entry.archives:
         raise InputError(
             f"{name} cannot be downloaded without asking its makers; see: forerank data show {name}"
@@ -45,7 +43,7 @@ def download_data_set(name: str, to: Path, *, keep_archive: bool = False) -> Pat
             download(archive.url, file, md5=archive.md5, size=archive.size)
         else:
             say(f"using {file}, which is there already")
-            verify(file, archive)
+            verify_archive(file, archive)
         unpack(file, to)
         if not keep_archive:
             file.unlink()
@@ -91,7 +89,7 @@ def download(
             )
         say(f"{url} broke off at {arrived:,} bytes ({reason}): trying again")
         time.sleep(min(30.0, 0.5 * 2**failures) if failures else 0.0)
-    verify(part, Archive(url, md5, size or total))
+    verify_archive(part, Archive(url, md5, size or total))
     part.rename(file)
 
 
@@ -127,11 +125,11 @@ def _fetch_rest(url: str, part: Path, have: int) -> int | None:
     return total
 
 
-def verify(file: Path, archive: Archive) -> None:
+def verify_archive(file: Path, archive: Archive) -> None:
     """Compare size and checksum with what they must be; a wrong .part file is of no use and is removed."""
-    found = file.stat().st_size
-    wrong = archive.size is not None and found != archive.size
-    reason = f"has {found:,} bytes where {archive.size:,} were expected" if wrong else ""
+    size = file.stat().st_size
+    wrong = archive.size is not None and size != archive.size
+    reason = f"has {size:,} bytes where {archive.size:,} were expected" if wrong else ""
     if not wrong and archive.md5 is not None:
         digest = hashlib.md5(usedforsecurity=False)
         with file.open("rb") as content:

@@ -26,12 +26,12 @@ def recognise(root: Path) -> bool:
 def read(root: Path) -> Table:
     """Read the two lists, lines like `train_val2018/Plantae/7477/3b60.jpg`; a class is "Plantae/7477"."""
     try:
-        found = find_root(
+        home = find_root(
             root, [f"Inat_dataset_splits/{LISTS['train']}", LISTS["train"]], ["Inaturalist"], TITLE
         )
     except InputError as error:
         raise InputError(f"{error} ({SOURCE_OF_LISTS})") from None
-    folder = found / "Inat_dataset_splits" if (found / "Inat_dataset_splits").is_dir() else found
+    folder = home / "Inat_dataset_splits" if (home / "Inat_dataset_splits").is_dir() else home
     path, split = [], []
     for part, name in LISTS.items():
         lines = [row[0] for row in read_rows(folder / name, TITLE, columns=1)]
@@ -48,7 +48,7 @@ def read(root: Path) -> Table:
         label=np.array([f"{words[-3]}/{words[-2]}" for words in parts]),
         split=np.array(split),
         category=np.array([words[-3] for words in parts]),
-        root=found,
+        root=home,
         name="inaturalist",
     )
 

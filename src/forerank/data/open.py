@@ -10,7 +10,7 @@ from forerank.data import folder
 from forerank.data.cache import data_folder
 from forerank.data.registry import DATA_SETS
 from forerank.data.table import Table
-from forerank.errors import InputError, nearest, no_such_path, unknown
+from forerank.errors import InputError, check_name, nearest, no_such_path
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
@@ -96,8 +96,7 @@ def _refuse_unknown_options(options: dict[str, Any], valid: list[str], what: str
     for key in options:
         if not valid:
             raise InputError(f"{what} takes no options, but {key!r} was given")
-        if key not in valid:
-            raise unknown(f"option of {what}", key, valid)
+        check_name(f"option of {what}", key, valid)
 
 
 def _refuse_single_images(table: Table) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name
 
 if TYPE_CHECKING:  # a search from the shell prepares its picture without waiting for torch
     import torch
@@ -66,15 +66,13 @@ class Preprocessing:
         if self.channels not in (1, 3):
             raise InputError(f"channels must be 1 (grey) or 3 (colour), not {self.channels}")
         if len(self.mean) != self.channels or len(self.std) != self.channels:
-            raise InputError(f"mean and std need {self.channels} numbers, one a channel")
+            raise InputError(f"mean and std need {self.channels} numbers, one per channel")
         if min(self.std) <= 0:
             raise InputError(f"std must be positive, not {self.std}")
         if not 1 <= self.size <= self.resize:
             raise InputError(f"size ({self.size}) must be at least 1 and at most resize ({self.resize})")
-        if self.interpolation not in INTERPOLATIONS:
-            raise unknown("interpolation", self.interpolation, INTERPOLATIONS)
-        if self.crop not in CROPS:
-            raise unknown("crop", self.crop, CROPS)
+        check_name("interpolation", self.interpolation, INTERPOLATIONS)
+        check_name("crop", self.crop, CROPS)
         if not 0 <= self.flip <= 1:
             raise InputError(f"flip must be a probability, not {self.flip}")
         if not 0 <= self.colour < 1:
@@ -97,8 +95,7 @@ class Preprocessing:
         """The inverse of `to_dict`; unknown keys are refused by name."""
         valid = [f.name for f in fields(cls)]
         for key in values:
-            if key not in valid:
-                raise unknown("preprocessing key", key, valid)
+            check_name("preprocessing key", key, valid)
         return cls(**values)
 
     def at_size(self, size: int) -> "Preprocessing":
@@ -221,7 +218,7 @@ def evaluation_view(image: Image.Image, preprocessing: Views) -> "torch.Tensor":
 
 
 def evaluation_array(image: Image.Image, preprocessing: Views) -> NDArray[np.float32]:
-    """The same as an array, for those who do without torch.
+    """The same as an array, for callers that do not load torch.
 
     >>> evaluation_array(Image.new("RGB", (50, 40)), Preprocessing(size=8, resize=10)).shape
     (3, 8, 8)

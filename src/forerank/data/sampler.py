@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name
 
 MODES = ("distinct", "official")
 
@@ -80,8 +80,7 @@ class ClassBalancedSampler(Sampler[list[int]]):
         batches: int | None = None,
         with_draws: bool = False,
     ) -> None:
-        if mode not in MODES:
-            raise unknown("sampler mode", mode, MODES)
+        check_name("sampler mode", mode, MODES)
         if classes_per_batch < 2 or images_per_class < 2:
             raise InputError(
                 f"a batch needs at least 2 classes x 2 images, not {classes_per_batch} x {images_per_class}"
@@ -126,7 +125,7 @@ class ClassBalancedSampler(Sampler[list[int]]):
         if categories is None:
             return None
         if self.mode == "official":
-            raise InputError("the official draw knows no categories: leave out one of the two")
+            raise InputError("mode=official takes no categories: leave out one of the two")
         given = np.asarray(categories)
         if given.shape != (n,):
             raise InputError(f"categories has shape {given.shape} where labels has {n} entries")

@@ -141,12 +141,12 @@ class Table:
         >>> Table(["1.jpg", "2.jpg"], ["a", "b"], ["train", "test"]).counts()
         {'train': (1, 1), 'test': (1, 1)}
         """
-        found = {}
+        counts = {}
         for split in SPLITS:
             mask = self.split == split
             if mask.any():
-                found[split] = (int(mask.sum()), len(np.unique(self.label[mask])))
-        return found
+                counts[split] = (int(mask.sum()), len(np.unique(self.label[mask])))
+        return counts
 
     @classmethod
     def read_csv(cls, file: str | Path, root: str | Path | None = None) -> "Table":
@@ -267,7 +267,7 @@ def _pixel(value: str | None) -> int:
     return 0 if value is None or is_empty(value) else int(float(value))
 
 
-def concatenate(tables: Sequence[Table], name: str | None = None) -> Table:
+def concatenate(tables: Sequence[Table]) -> Table:
     """Rows of several tables with the same root, one after the other.
 
     >>> one = Table(["1.jpg"], ["a"], ["train"]); two = Table(["2.jpg"], ["b"], ["test"])
@@ -282,4 +282,4 @@ def concatenate(tables: Sequence[Table], name: str | None = None) -> Table:
             joined[key] = np.concatenate(parts)
     shared = [name for name in first.further if all(name in t.further for t in tables)]
     joined["further"] = {name: np.concatenate([t.further[name] for t in tables]) for name in shared}
-    return Table(**joined, root=first.root, name=name or first.name, notes=first.notes)
+    return Table(**joined, root=first.root, name=first.name, notes=first.notes)

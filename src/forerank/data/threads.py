@@ -1,4 +1,4 @@
-"""A function over many items in threads, in their order, that Ctrl-C ends and never locks up."""
+"""Call a function on many items in threads, in their order; Ctrl-C ends it and cannot lock it up."""
 
 import _thread
 from collections.abc import Callable, Generator, Iterable

@@ -9,7 +9,7 @@ from forerank.data.data_set import DataSet
 from forerank.data.lists import find_root, read_rows
 from forerank.data.split import random_gallery
 from forerank.data.table import Table
-from forerank.errors import unknown
+from forerank.errors import check_name
 
 TITLE = "VehicleID"
 TEST_LISTS = {"small": "test_list_800.txt", "medium": "test_list_1600.txt", "large": "test_list_2400.txt"}
@@ -52,10 +52,8 @@ def read(root: Path, *, test: str = "large", protocol: str = "all", draw: int = 
             of each vehicle is the gallery, the others are queries (the set's own; average over ten draws).
         draw: which random gallery, 0 to 9.
     """
-    if test not in TEST_LISTS:
-        raise unknown("VehicleID test list", test, TEST_LISTS)
-    if protocol not in PROTOCOLS:
-        raise unknown("VehicleID protocol", protocol, PROTOCOLS)
+    check_name("VehicleID test list", test, TEST_LISTS)
+    check_name("VehicleID protocol", protocol, PROTOCOLS)
     root = find_root(root, ["train_test_split"], ["VehicleID_V1.0", "VehicleID", "vehicle_id"], TITLE)
     train = read_rows(root / "train_test_split" / "train_list.txt", TITLE, columns=2)
     held = read_rows(root / "train_test_split" / TEST_LISTS[test], TITLE, columns=2)

@@ -5,7 +5,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name
 from forerank.ranking.soft import LinearTail
 
 Tail = LinearTail | Mapping[str, float] | bool | None
@@ -72,8 +72,7 @@ def check_tail(value: Any) -> LinearTail | None:
         return None
     if isinstance(value, Mapping):
         for name in value:
-            if name not in LinearTail.__dataclass_fields__:
-                raise unknown("argument of linear_tail", name, LinearTail.__dataclass_fields__)
+            check_name("argument of linear_tail", name, LinearTail.__dataclass_fields__)
         return LinearTail(**value)
     if value is True or isinstance(value, LinearTail):
         return LinearTail() if value is True else value

@@ -66,13 +66,7 @@ class SupAPLoss(SmoothAPLoss):
 
     positives = "hard"
 
-    def __init__(
-        self,
-        *,
-        start: float = 0.05,
-        slope: float = 100.0,
-        **shared: Unpack[Softened],
-    ) -> None:
+    def __init__(self, *, start: float = 0.05, slope: float = 100.0, **shared: Unpack[Softened]) -> None:
         super().__init__(linear_tail=LinearTail(start, slope, jump=0.5), **shared)
 
     def penalty(self, negatives: Tensor, positives: Tensor, number: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -83,9 +77,6 @@ class SupAPLoss(SmoothAPLoss):
 LOSSES = (
     NamedLoss("Smooth-AP", SmoothAPLoss, "R_N / (1 + R_P + R_N)", "(1 + R_P) / (1 + R_P + R_N)^2"),
     NamedLoss(
-        "Sup-AP",
-        SupAPLoss,
-        "R_N / (1 + R_P + R_N), R_P hard, R_N above",
-        "(1 + R_P) / (1 + R_P + R_N)^2",
+        "Sup-AP", SupAPLoss, "R_N / (1 + R_P + R_N), R_P hard, R_N above", "(1 + R_P) / (1 + R_P + R_N)^2"
     ),
 )

@@ -169,10 +169,10 @@ class RankingLoss(PeerCompatible, nn.Module):
         return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
-def unit_vectors(vectors: Tensor) -> Tensor:
+def normalise_rows(vectors: Tensor) -> Tensor:
     """Vectors (N, D) of length 1, in float32 at least, differentiable; a zero vector stays zero.
 
-    >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
+    >>> normalise_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
     wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))

@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from forerank.errors import unknown
+from forerank.errors import check_name
 from forerank.losses.arguments import Shared, check_number
 from forerank.losses.base import RankingLoss
 from forerank.losses.named import NamedLoss
@@ -78,8 +78,7 @@ class BlackboxLoss(RankingLoss):
         **shared: Unpack[Shared],
     ) -> None:
         super().__init__(temperature=1.0, **shared)
-        if objective not in OBJECTIVES:
-            raise unknown("objective of Blackbox", objective, OBJECTIVES)
+        check_name("objective of Blackbox", objective, OBJECTIVES)
         self.objective = objective
         self.interpolation = check_number("interpolation", interpolation, above=0)
         self.margin = check_number("margin", margin, least=0)
@@ -105,10 +104,7 @@ LOSSES = (
         "(1 + R_P) / (1 + R_P + R_N)^2, interpolated",
     ),
     NamedLoss(
-        "Blackbox-log",
-        partial(BlackboxLoss, "log"),
-        "log(1 + R), hard ranks",
-        "1 / (1 + R), interpolated",
+        "Blackbox-log", partial(BlackboxLoss, "log"), "log(1 + R), hard ranks", "1 / (1 + R), interpolated"
     ),
     NamedLoss(
         "Blackbox-loglog",

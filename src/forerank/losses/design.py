@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forerank.errors import InputError
-from forerank.losses.expression import computable, evaluate, read_expression
+from forerank.losses.expression import computable, evaluate_at, read_expression
 
 T = TypeVar("T")
 Derivative = str | Callable[[Tensor], Tensor]
@@ -48,11 +48,11 @@ class Design:
 
     def slope(self, r: Tensor) -> Tensor:
         """The derivative at each R."""
-        return self.slope_of(r) if callable(self.slope_of) else evaluate(self.slope_of, r)
+        return self.slope_of(r) if callable(self.slope_of) else evaluate_at(self.slope_of, r)
 
     def value(self, r: Tensor) -> Tensor:
         """The loss at each R; zero at zero."""
-        return evaluate(self.value_of, r) if self.closed else _look_up(self.value_of, self.slope, r)
+        return evaluate_at(self.value_of, r) if self.closed else _look_up(self.value_of, self.slope, r)
 
     def describe(self) -> str:
         """Two lines: what is known about the derivative, and about the loss."""
@@ -83,7 +83,7 @@ def design(derivative: Derivative, parameters: Mapping[str, float] | None = None
         text = str(expression)
 
         def slope(r: Tensor) -> Tensor:
-            return evaluate(expression, r)
+            return evaluate_at(expression, r)
 
     slopes = _checked_slopes(slope, nodes, text)
     table, errors = _tabulate(slope)
@@ -238,7 +238,7 @@ def _error_of(
     """
     import sympy
 
-    values = evaluate(candidate, nodes)
+    values = evaluate_at(candidate, nodes)
     doubt = torch.cat([torch.zeros(1, dtype=torch.float64), errors.cummax(0).values])
     near = (values - table).abs() <= (1e-9 + 4 * doubt) * (1 + table)
     if not bool(near.all()) or not bool((values.diff() >= -1e-9 * (1 + table[1:])).all()):

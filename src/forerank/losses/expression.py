@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name, unknown
 
 LONGEST, MOST_NODES, LARGEST_NUMBER, LARGEST_POWER = 300, 120, 1e9, 1001
 MOST_BITS = 1000  # of an exact number; longer ones take for ever to work out, and are no float
@@ -115,8 +115,7 @@ class _Reader:
             case ast.Constant(value=value):
                 return self.number(value)
             case ast.Name(id=name):
-                if name not in self.names:
-                    raise unknown("name in the formula", name, self.names)
+                check_name("name in the formula", name, self.names)
                 return self.names[name]
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.read(operand)
@@ -178,7 +177,7 @@ def real_number(expression: Any) -> float:
 
 
 def computable(expression: Any) -> bool:
-    """Whether `evaluate` knows every part of the expression."""
+    """Whether `evaluate_at` knows every part of the expression."""
     import sympy
 
     return all(
@@ -193,10 +192,10 @@ def computable(expression: Any) -> bool:
     )
 
 
-def evaluate(expression: Any, r: Tensor) -> Tensor:
+def evaluate_at(expression: Any, r: Tensor) -> Tensor:
     """The expression at each R of `r`, any shape.
 
-    >>> evaluate(read_expression("log(1 + R)"), torch.tensor([1e-20], dtype=torch.float64))
+    >>> evaluate_at(read_expression("log(1 + R)"), torch.tensor([1e-20], dtype=torch.float64))
     tensor([1.0000e-20], dtype=torch.float64)
     """
     if expression.is_Symbol:
@@ -205,15 +204,15 @@ def evaluate(expression: Any, r: Tensor) -> Tensor:
         return torch.full_like(r, real_number(expression))
     parts = expression.args
     if expression.is_Add:
-        return sum((evaluate(part, r) for part in parts[1:]), evaluate(parts[0], r))
+        return sum((evaluate_at(part, r) for part in parts[1:]), evaluate_at(parts[0], r))
     if expression.is_Mul:
-        return math.prod((evaluate(part, r) for part in parts[1:]), start=evaluate(parts[0], r))
+        return math.prod((evaluate_at(part, r) for part in parts[1:]), start=evaluate_at(parts[0], r))
     if expression.is_Pow:
         base, power = parts
         if not power.free_symbols:
-            return torch.pow(evaluate(base, r), real_number(power))
-        return torch.pow(evaluate(base, r), evaluate(power, r))
+            return torch.pow(evaluate_at(base, r), real_number(power))
+        return torch.pow(evaluate_at(base, r), evaluate_at(power, r))
     name = type(expression).__name__
     if name == "log" and parts[0].is_Add and 1 in parts[0].args:
-        return torch.log1p(evaluate(parts[0] - 1, r))  # keeps the digits of a small R
-    return FUNCTIONS[name](evaluate(parts[0], r))
+        return torch.log1p(evaluate_at(parts[0] - 1, r))  # keeps the digits of a small R
+    return FUNCTIONS[name](evaluate_at(parts[0], r))

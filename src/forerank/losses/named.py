@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name
 from forerank.losses.base import RankingLoss
 
 REQUIRED = inspect.Parameter.empty
@@ -64,8 +64,7 @@ class NamedLoss:
         """Build the loss; an argument that does not exist is refused with the nearest."""
         valid = self.arguments
         for argument in arguments:
-            if argument not in valid:
-                raise unknown(f"argument of {self.name}", argument, valid)
+            check_name(f"argument of {self.name}", argument, valid)
         missing = [name for name, default in valid.items() if default is REQUIRED and name not in arguments]
         if missing:
             raise InputError(f"the loss {self.name} needs the argument {missing[0]!r}.")

@@ -9,22 +9,16 @@ from forerank.losses.pnp import VARIANTS, Curve, PNPLoss
 PAPERS_FIVE = ("O", "Iu", "Ib", "Ds", "Dq")
 
 
-def plot_losses(
-    out: str | Path,
-    designed: PNPLoss | None = None,
-    *,
-    farthest: float = 10.0,
-    alpha: float = 4.0,
-    b: float = 2.0,
-) -> Path:
+ALPHA, B = 4.0, 2.0  # of Dq and of Ib
+
+
+def plot_losses(out: str | Path, designed: PNPLoss | None = None, *, farthest: float = 10.0) -> Path:
     """Write a figure of the paper's losses and derivatives in R, and of a designed one in front of them.
 
     Args:
         out: file to write; its ending says the format (.png, .svg, .pdf).
         designed: a loss made by `PNPLoss.from_derivative`.
         farthest: draw R from 0 to this.
-        alpha: of Dq.
-        b: of Ib.
 
     Returns:
         The path written.
@@ -32,11 +26,11 @@ def plot_losses(
     from matplotlib.figure import Figure  # not pyplot: no global state, no display
 
     r = torch.linspace(0, farthest, 400, dtype=torch.float64)
-    curves: list[Curve] = [VARIANTS[name](alpha, b) for name in PAPERS_FIVE]
+    curves: list[Curve] = [VARIANTS[name](ALPHA, B) for name in PAPERS_FIVE]
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     value_axes, slope_axes = figure.subplots(1, 2)
     for curve in curves:
-        numbers = {"Dq": f" (alpha = {alpha:g})", "Ib": f" (b = {b:g})"}.get(curve.name, "")
+        numbers = {"Dq": f" (alpha = {ALPHA:g})", "Ib": f" (b = {B:g})"}.get(curve.name, "")
         value_axes.plot(r, curve.value(r), label=f"PNP-{curve.name}{numbers}")
         slope_axes.plot(r, curve.slope(r))
     top, top_slope = value_axes.get_ylim()[1], slope_axes.get_ylim()[1]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forerank.errors import InputError
 from forerank.losses.arguments import SoftenedWithTail, check_count, check_number
-from forerank.losses.base import RankingLoss, unit_vectors
+from forerank.losses.base import RankingLoss, normalise_rows
 from forerank.losses.named import NamedLoss
 from forerank.ranking.blocks import CountSettings
 
@@ -71,7 +71,7 @@ class RecallAtKLoss(RankingLoss):
     ) -> tuple[Tensor, Tensor | None, Tensor, slice | Tensor]:
         if not self.mixup:
             return embeddings, references, codes, keep
-        units = unit_vectors(embeddings)
+        units = normalise_rows(embeddings)
         first, second = pairs_of_a_class(codes)
         place = torch.rand(len(first), 1, dtype=units.dtype)
         place, *ends = (part.to(units.device, non_blocking=True) for part in (place, first, second))
@@ -79,7 +79,7 @@ class RecallAtKLoss(RankingLoss):
         # A virtual example belongs to the process that holds the first of its two images.
         kept = torch.arange(len(codes), device=codes.device)[keep]
         own = torch.isin(first, kept).nonzero()[:, 0] + len(codes)
-        references = None if references is None else unit_vectors(references)
+        references = None if references is None else normalise_rows(references)
         codes = torch.cat([codes, codes[first]])
         return torch.cat([units, virtual]), references, codes, torch.cat([kept, own])
 

@@ -11,13 +11,7 @@ from forerank.losses.base import RankingLoss
 from forerank.losses.named import REQUIRED, NamedLoss
 
 # Each of these files ends in its `LOSSES`. To add a loss, write such a file and name it here.
-FILES = (
-    "pnp",
-    "average_precision",
-    "roadmap",
-    "recall",
-    "blackbox",
-)
+FILES = ("pnp", "average_precision", "roadmap", "recall", "blackbox")
 # An installed package brings losses of its own by an entry point of this group that names a `NamedLoss`.
 ENTRY_POINTS = "forerank.losses"
 
@@ -38,7 +32,7 @@ def known_losses() -> dict[str, NamedLoss]:
 
 
 def loss_names() -> list[str]:
-    """The losses that need no argument, such as the penalties of a ranked list can be drawn for.
+    """The losses that need no argument; the penalties of a ranked list can be drawn for these.
 
     >>> "PNP-Dq" in loss_names(), "PNP" in loss_names()
     (True, False)

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from forerank.losses.arguments import Softened, check_number
 from forerank.losses.average_precision import SupAPLoss
-from forerank.losses.base import unit_vectors
+from forerank.losses.base import normalise_rows
 from forerank.losses.gather import sum_over_processes, world_size
 from forerank.losses.named import NamedLoss
 from forerank.ranking.classes import ClassColumns
@@ -79,10 +79,10 @@ class RoadmapLoss(SupAPLoss):
         self, embeddings: Tensor, classes: ClassColumns, references: Tensor | None, *, rank_batch: bool
     ) -> Tensor:
         """The calibration of the queries that have a positive, a scalar."""
-        queries = unit_vectors(embeddings)
+        queries = normalise_rows(embeddings)
         ranked = queries
         if references is not None:
-            others = unit_vectors(references)
+            others = normalise_rows(references)
             queries = queries.to(torch.promote_types(queries.dtype, others.dtype))
             ranked = torch.cat([queries, others.to(queries)]) if rank_batch else others.to(queries)
         total = len(classes.numbers)

@@ -17,11 +17,7 @@ Derivative = Callable[[Floats, Floats], Floats]  # f'(R, P): negatives and posit
 
 
 def positive_charges(
-    similarities: ArrayLike,
-    is_positive: ArrayLike,
-    slope: Derivative,
-    *,
-    temperature: float | None = None,
+    similarities: ArrayLike, is_positive: ArrayLike, slope: Derivative, *, temperature: float | None = None
 ) -> Floats:
     """(n,) what each positive charges one negative before it, f'(R_i); 0 for negatives.
 
@@ -35,11 +31,7 @@ def positive_charges(
 
 
 def ranking_penalties(
-    similarities: ArrayLike,
-    is_positive: ArrayLike,
-    slope: Derivative,
-    *,
-    temperature: float | None = None,
+    similarities: ArrayLike, is_positive: ArrayLike, slope: Derivative, *, temperature: float | None = None
 ) -> Floats:
     """(n,) the penalty of each negative: the sum of f'(R_i) over the positives i after it; 0 for positives.
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name
 from forerank.metrics.inputs import check_numbers, checked_ks, label_codes, ranked_items, row_numbers
 from forerank.metrics.intervals import class_intervals
 from forerank.metrics.ranked_lists import checked_pairs
@@ -94,10 +94,8 @@ def evaluate(
         dists@inter   0.4757
         4 queries, gallery of 4.
     """
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
-    if ties not in TIES:
-        raise unknown("rule for ties", ties, TIES)
+    check_name("precision", precision, PRECISIONS)
+    check_name("rule for ties", ties, TIES)
     check_numbers(bootstrap=bootstrap, seed=seed, memory=memory)
     if not 0 < confidence < 1:
         raise InputError(f"confidence must lie between 0 and 1, such as 0.95, not {confidence}.")

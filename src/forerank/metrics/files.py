@@ -103,9 +103,5 @@ def read_labels(path: Path, count: int | None = None) -> LabelFile:
         return np.array(values) if values and any(values) else None
 
     return LabelFile(
-        np.array(column("label")),
-        flags("is_query"),
-        flags("is_gallery"),
-        text("sequence"),
-        text("category"),
+        np.array(column("label")), flags("is_query"), flags("is_gallery"), text("sequence"), text("category")
     )

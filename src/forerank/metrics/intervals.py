@@ -1,7 +1,6 @@
-"""Confidence intervals: Student's t for means, Wilson's for shares, and resampling of whole classes."""
+"""Confidence intervals: Wilson's for shares, and resampling of whole classes."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,30 +9,15 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-def student_interval(values: Sequence[float] | Floats, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of the mean of two or more independent values, by Student's t.
-
-    >>> [round(end, 2) for end in student_interval([2.0, 2.0, 3.0])]
-    [0.9, 3.77]
-    """
-    from scipy import stats
-
-    error = stats.sem(values)
-    if error == 0:  # equal values: scipy would answer NaN
-        return float(np.mean(values)), float(np.mean(values))
-    low, high = stats.t.interval(confidence, len(values) - 1, loc=np.mean(values), scale=error)
-    return float(low), float(high)
-
-
-def wilson_interval(share: float, count: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's interval of a share seen in `count` independent cases; a part of a failure counts whole.
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share seen in `count` independent cases; a part of a failure counts whole.
 
     >>> [round(end, 3) for end in wilson_interval(1.0, 20)]
     [0.839, 1.0]
     """
     from scipy import stats
 
-    ends = stats.binomtest(math.floor(share * count + 1e-9), count).proportion_ci(confidence, "wilson")
+    ends = stats.binomtest(math.floor(share * count + 1e-9), count).proportion_ci(0.95, "wilson")
     return float(ends.low), float(ends.high)
 
 

@@ -1,4 +1,4 @@
-"""Vectors laid out in a plane, near ones near: a map to look at, not a measurement."""
+"""Vectors laid out in a plane, similar ones near each other: a map to look at, not a measurement."""
 
 import warnings
 

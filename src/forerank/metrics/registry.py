@@ -265,10 +265,10 @@ def from_symbol(text: str) -> str:
     return text
 
 
-def told(figures: Mapping[str, float]) -> str:
+def figures_line(figures: Mapping[str, float]) -> str:
     """Some figures in one line.
 
-    >>> told({"recall@1": 0.8126, "map@r": 0.5})
+    >>> figures_line({"recall@1": 0.8126, "map@r": 0.5})
     'recall@1 81.26%, map@r 50.00%'
     """
     return ", ".join(f"{name} {shown(name, value)}" for name, value in figures.items())

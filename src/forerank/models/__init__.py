@@ -1,7 +1,8 @@
 """Image batch -> unit vectors; pretrained weights; inference engines; export."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from forerank.lazy import import_on_demand
 
 if TYPE_CHECKING:
     from forerank.models.backbones import list_backbones
@@ -41,7 +42,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'forerank.models' has no attribute {name!r}")
-    return getattr(import_module(f"forerank.models.{_WHERE[name]}"), name)
+__getattr__ = import_on_demand(__name__, _WHERE)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forerank.data.preprocessing import SeveralViews, Views, views_from_dict
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name
 from forerank.models.backbones import Backbone, build_backbone, is_name
 from forerank.models.pooling import POOLINGS, pool_features
 from forerank.models.storage import load_model, saved_folder
@@ -162,10 +162,8 @@ def create_model(
     >>> vectors.shape, bool((vectors.norm(dim=1) - 1).abs().max() < 1e-5)
     (torch.Size([2, 64]), True)
     """
-    if pooling not in POOLINGS:
-        raise unknown("pooling", pooling, POOLINGS)
-    if head_start not in HEAD_STARTS:
-        raise unknown("start of the head", head_start, HEAD_STARTS)
+    check_name("pooling", pooling, POOLINGS)
+    check_name("start of the head", head_start, HEAD_STARTS)
     if embedding_dim is not None and embedding_dim < 1:
         raise InputError(f"embedding_dim must be positive (or none for no head), not {embedding_dim}")
     choices: dict[str, Any] = {

@@ -42,7 +42,7 @@ def find_features(folder: Path, files: Sequence[Path]) -> "dict[int, Tensor]":
     """Position in `files` -> features (C,), for the files whose features lie in a folder of the cache."""
     wanted = {state.tobytes(): position for position, state in enumerate(image_states(files))}
     wanted.pop(bytes(16), None)
-    found: dict[int, Tensor] = {}
+    cached: dict[int, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:
             stored, _ = load_tensors(file)
@@ -51,5 +51,5 @@ def find_features(folder: Path, files: Sequence[Path]) -> "dict[int, Tensor]":
         for state, features in zip(stored["states"].numpy(), stored["features"], strict=True):
             position = wanted.get(state.tobytes())
             if position is not None:
-                found[position] = features
-    return found
+                cached[position] = features
+    return cached

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from forerank.console import say
 from forerank.data.cache import cache_folder
-from forerank.errors import ForerankError, InputError, require, unknown
+from forerank.errors import ForerankError, InputError, check_name, require, unknown
 from forerank.files import temporary_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ def open_network(
         engine: "auto", "torch" or "openvino". Where "auto" meets a network that openvino cannot run as torch
             does, it says so and takes torch.
     """
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
+    check_name("precision", precision, PRECISIONS)
     chosen = choose_engine(engine, device, sum(p.numel() for p in module.parameters()))
     try:
         return ENGINES[chosen](module, shape, key, precision, device)
@@ -111,10 +110,7 @@ def _torch(module: "nn.Module", shape: tuple[int, ...], key: str, precision: str
     kind = torch.device(device).type
 
     def compute(views: Array) -> Array:
-        with (
-            torch.inference_mode(),
-            torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"),
-        ):
+        with torch.inference_mode(), torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
             images = channels_last(torch.from_numpy(views).to(device, non_blocking=True))
             vectors: Array = module(images).float().cpu().numpy()
         return vectors

@@ -14,8 +14,6 @@ import sys
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST = 2**31 - 1  # mallopt takes an int
 
-_kept = False
-
 
 def keep_freed_memory() -> bool:
     """Tell glibc's malloc to keep large freed blocks; True if it did, False where there is no glibc.
@@ -25,7 +23,6 @@ def keep_freed_memory() -> bool:
     >>> keep_freed_memory() in (True, False)
     True
     """
-    global _kept
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -34,10 +31,4 @@ def keep_freed_memory() -> bool:
         return False
     wanted = {"MALLOC_MMAP_THRESHOLD_": _M_MMAP_THRESHOLD, "MALLOC_TRIM_THRESHOLD_": _M_TRIM_THRESHOLD}
     answers = [mallopt(parameter, _LARGEST) for name, parameter in wanted.items() if name not in os.environ]
-    _kept = all(answer == 1 for answer in answers)
-    return _kept
-
-
-def keeps_freed_memory() -> bool:
-    """Whether `keep_freed_memory` took effect in this process (for `forerank doctor`)."""
-    return _kept
+    return all(answer == 1 for answer in answers)

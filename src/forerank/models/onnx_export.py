@@ -58,9 +58,9 @@ def export_onnx(model: EmbeddingModel, file: str | Path, *, tolerance: float = 1
     content = graph.SerializeToString()
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     # All together, then one alone: the batch size must really be free.
-    found = session.run(None, {name: view.numpy() for name, view in inputs.items()})[0]
+    together = session.run(None, {name: view.numpy() for name, view in inputs.items()})[0]
     alone = session.run(None, {name: view[:1].numpy() for name, view in inputs.items()})[0]
-    difference = float(max(abs(found - expected).max(), abs(alone - expected[:1]).max()))
+    difference = float(max(abs(together - expected).max(), abs(alone - expected[:1]).max()))
     if not difference <= tolerance:
         raise ForerankError(
             f"onnxruntime differs from torch by {difference:.1e}, more than {tolerance:.0e}: not written"

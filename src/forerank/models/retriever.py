@@ -12,7 +12,7 @@ from forerank.console import progress_bar
 from forerank.data.decode import BadImageError, ImageSource, bad_image_if_it_fails, read_image
 from forerank.data.preprocessing import Views, evaluation_array, views_from_dict
 from forerank.data.sources import Picture
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name
 from forerank.models.feature_cache import features_folder, find_features
 from forerank.models.inference import Network, cached_network, open_network
 from forerank.models.pipeline import compute_vectors
@@ -164,8 +164,7 @@ def _embed(
     progress: bool,
     on_bad: str,
 ) -> NDArray[np.float32]:
-    if on_bad not in BAD_POLICIES:
-        raise unknown("policy for bad images", on_bad, BAD_POLICIES)
+    check_name("policy for bad images", on_bad, BAD_POLICIES)
     if isinstance(images, str | bytes | Path):
         images = [images]
 

@@ -1,7 +1,8 @@
 """Backbones of timm: `timm:NAME`. Weights come from the hub's cache, the hub, or a file the user names."""
 
 import logging
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,11 @@ def timm_backbone(name: str, pretrained: bool, pooling: str, weights: Path | Non
             network = timm.create_model(name, pretrained=False, num_classes=0)
         else:
             overlay = {"file": str(weights)}
-            with _watched_loading() as loaded:
+            with _watched_loading() as keys:
                 network = timm.create_model(
                     name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay
                 )
-            _check_loaded(f"timm:{name}", network, loaded, str(weights), surplus_matters=users)
+            _check_loaded(f"timm:{name}", network, keys, str(weights), surplus_matters=users)
     except InputError:
         raise
     except Exception as error:
@@ -59,42 +60,49 @@ def timm_backbone(name: str, pretrained: bool, pooling: str, weights: Path | Non
     return backbone
 
 
+class _KeysThatDoNotFit(logging.Handler):
+    """Keys of weights that do not fit the network: timm leaves its layers random and only logs the keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: dict[str, list[str]] = {"Missing": [], "Unexpected": []}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if logged := re.match(r"(Missing|Unexpected) keys \((.*)\)", record.getMessage()):
+            self.keys[logged[1]] += logged[2].split(", ")
+
+
 @contextmanager
-def _watched_loading() -> Iterator[list[Any]]:
-    """What did not fit while timm fills a network: timm goes on with random layers and tells only a log."""
-    plain, results = nn.Module.load_state_dict, list[Any]()
-    log = logging.getLogger("timm")
-    level = log.level
-    log.setLevel(logging.ERROR)  # what it would list, key by key, is ours to say in one sentence
-
-    def watched(self: nn.Module, *arguments: Any, **options: Any) -> Any:
-        results.append(plain(self, *arguments, **options))
-        return results[-1]
-
-    nn.Module.load_state_dict = watched  # type: ignore[method-assign]
+def _watched_loading() -> Iterator[dict[str, list[str]]]:
+    """Missing and unexpected keys while timm fills a network; its own messages are not shown meanwhile."""
+    log, watching = logging.getLogger("timm"), _KeysThatDoNotFit()
+    before = log.level, log.propagate
+    log.addHandler(watching)
+    log.setLevel(logging.INFO)
+    log.propagate = False
     try:
-        yield results
+        yield watching.keys
     finally:
-        log.setLevel(level)
-        nn.Module.load_state_dict = plain  # type: ignore[method-assign]
+        log.removeHandler(watching)
+        log.setLevel(before[0])
+        log.propagate = before[1]
 
 
 def _check_loaded(
-    name: str, network: Any, loaded: Sequence[Any], file: str, *, surplus_matters: bool
+    name: str, network: Any, keys: Mapping[str, list[str]], file: str, *, surplus_matters: bool
 ) -> None:
     """Refuse weights that left a layer random, or are of a larger network; a classifier may be there."""
     own = network.pretrained_cfg.get("classifier") or ()
     classifiers = ("head_dist", *((own,) if isinstance(own, str) else own))
-    for result in loaded:
-        surplus = [
-            key
-            for key in result.unexpected_keys
-            if not any(key == c or key.startswith(f"{c}.") for c in classifiers)
-        ]
-        for what, keys in (("lacks", sorted(result.missing_keys)), ("has an unexpected", sorted(surplus))):
-            if keys and (what == "lacks" or surplus_matters):
-                more = f" and {len(keys) - 1:,} more" if len(keys) > 1 else ""
-                raise InputError(f"{file} does not fit {name}: it {what} {keys[0]}{more}")
+    surplus = [
+        key
+        for key in keys["Unexpected"]
+        if surplus_matters and not any(key == c or key.startswith(f"{c}.") for c in classifiers)
+    ]
+    for what, wrong in (("lacks", sorted(keys["Missing"])), ("has an unexpected", sorted(surplus))):
+        if wrong:
+            more = f" and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
+            raise InputError(f"{file} does not fit {name}: it {what} {wrong[0]}{more}")
 
 
 def _weights_of(timm: Any, name: str) -> Path:

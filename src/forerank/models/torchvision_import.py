@@ -23,7 +23,7 @@ _declared: list[object] = []  # keeps the torch.library fragment alive: it undec
 
 
 def import_torchvision() -> ModuleType:
-    """`import torchvision`, declaring its operator schemas only if the import fails for want of them."""
+    """`import torchvision`, declaring its operator schemas only if the import fails without them."""
     try:
         return require("torchvision")
     except RuntimeError as error:

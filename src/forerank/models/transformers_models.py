@@ -133,8 +133,8 @@ def _folder(name: str, pretrained: bool) -> Path:
     folder = hub_file(name, ("config.json",), advice).parent
     if pretrained:
         sharded = "model.safetensors.index.json"
-        found = hub_file(name, ("model.safetensors", "pytorch_model.bin", sharded), advice)
-        if found.name == sharded:
+        weights = hub_file(name, ("model.safetensors", "pytorch_model.bin", sharded), advice)
+        if weights.name == sharded:
             return Path(require("huggingface_hub").snapshot_download(name))
     with contextlib.suppress(InputError):  # not every repository has one; _picture_config says so
         hub_file(name, ("preprocessor_config.json",), advice)

@@ -1,4 +1,4 @@
-"""Pictures from files to a file of vectors, part by part: nothing is held whole, and a killed run goes on.
+"""Pictures from files to a file of vectors, part by part: nothing is held whole, a killed run continues.
 
 A part is a few batches. Its vectors and names lie in the folder NAME.parts beside the output until all parts
 are there; then they become the output, and the folder goes. Several processes take turns with the parts.
@@ -28,8 +28,8 @@ def embed_files(
 ) -> tuple[tuple[int, int], list[str]]:
     """Vectors (N, D) of the pictures of some sources, as `output`.npy with their names as .txt.
 
-    Killed, the same call goes on where it was. The processes of a run that `torchrun` started share the parts
-    out; the result is the same bit for bit, because a part is cut the same way for any number of them.
+    After a kill the same call continues. The processes of a run that `torchrun` started share the parts; the
+    result is the same bit for bit, because a part is cut the same way for any number of them.
 
     Args:
         retriever: called once the pictures are found and the output can be written, so that a wrong path is

@@ -1,5 +1,5 @@
 """The paper's experiments, each beside the published numbers."""
 
-from forerank.paper.experiments import EXPERIMENTS, Experiment, experiment
+from forerank.paper.experiments import EXPERIMENTS, Experiment
 
-__all__ = ["EXPERIMENTS", "Experiment", "experiment"]
+__all__ = ["EXPERIMENTS", "Experiment"]

@@ -1,4 +1,4 @@
-"""Figure: one class with two centres and another class between them; who brings the centres together?"""
+"""Figure: a class with two centres, another class between them, and which loss joins the two centres."""
 
 from typing import TYPE_CHECKING
 

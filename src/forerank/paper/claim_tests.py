@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from forerank.paper import sweeps, toy
-from forerank.paper.claims import ABOVE, Claim, Comparison, Evidence, NotRunError, compare
+from forerank.paper.claims import ABOVE, Claim, Comparison, Evidence, NotRunError, compare_conditions
 from forerank.paper.exact_claims import almost_equal, inaturalist_ranks, steeper_than_ap
 from forerank.paper.methods import VARIANTS
 from forerank.paper.published import published_table
@@ -26,7 +26,7 @@ def better(higher: Sequence[str], lower: Sequence[str], *metrics: str, remarks: 
     """Each of `higher` above each of `lower` in every metric, by default R@1."""
     return lambda study: Evidence(
         [
-            compare(study, minus(Condition(first), Condition(second)), metric)
+            compare_conditions(study, minus(Condition(first), Condition(second)), metric)
             for metric in metrics or ("recall@1",)
             for first in higher
             for second in lower
@@ -56,7 +56,9 @@ def same_batch(study: Study) -> Evidence:
     """Dq above Smooth-AP, both at the small and both at the large batch."""
     return Evidence(
         [
-            compare(study, minus(Condition("Dq", batch=batch), Condition("Smooth-AP", batch=batch)))
+            compare_conditions(
+                study, minus(Condition("Dq", batch=batch), Condition("Smooth-AP", batch=batch))
+            )
             for batch in (None, study.setting.compared)
         ]
     )
@@ -67,14 +69,18 @@ def against(other: str) -> Test:
 
     def test(study: Study) -> Evidence:
         batch = study.setting.compared
-        return Evidence([compare(study, minus(Condition("Dq", batch=batch), Condition(other, batch=batch)))])
+        return Evidence(
+            [compare_conditions(study, minus(Condition("Dq", batch=batch), Condition(other, batch=batch)))]
+        )
 
     return test
 
 
 def larger_batch(study: Study) -> Evidence:
     """Dq at the larger batch above Dq at the smaller one."""
-    return Evidence([compare(study, minus(Condition("Dq", batch=study.setting.compared), Condition("Dq")))])
+    return Evidence(
+        [compare_conditions(study, minus(Condition("Dq", batch=study.setting.compared), Condition("Dq")))]
+    )
 
 
 def redundant(study: Study) -> Evidence:
@@ -82,7 +88,10 @@ def redundant(study: Study) -> Evidence:
     margin = (-0.5, 0.5)
     terms = minus(REDUNDANT, Condition("Smooth-AP"))
     return Evidence(
-        [compare(study, terms, "recall@1", margin), compare(study, terms, "map@r", margin)],
+        [
+            compare_conditions(study, terms, "recall@1", margin),
+            compare_conditions(study, terms, "map@r", margin),
+        ],
         remarks=(
             "The term of Dq at alpha = 1 is R/(1+R), that of AP is R/(1+R_P+R): they differ in R_P alone.",
         ),
@@ -94,7 +103,7 @@ def alpha_helps(study: Study) -> Evidence:
     sweep = sweeps.SWEEPS["sweep-alpha"]
     steps = ((sweep.values[0], 4), (4, sweep.values[-1]))
     return Evidence(
-        [compare(study, minus(sweep.condition(high), sweep.condition(low))) for low, high in steps]
+        [compare_conditions(study, minus(sweep.condition(high), sweep.condition(low))) for low, high in steps]
     )
 
 
@@ -138,7 +147,7 @@ def best_b(study: Study) -> Evidence | str:
     b = float(study.recipe(Condition("Ib"), 0).loss.options["b"])
     others = [value for value in sweep.values if value != b]
     return Evidence(
-        [compare(study, minus(Condition("Ib"), sweep.condition(value))) for value in others],
+        [compare_conditions(study, minus(Condition("Ib"), sweep.condition(value))) for value in others],
         remarks=(f"b = {b:g} was chosen before; the paper found 4 on SOP and 1 on VehicleID.",),
     )
 
@@ -147,14 +156,19 @@ def images_per_class(study: Study) -> Evidence:
     """|P| = 4 above every other number."""
     sweep = sweeps.SWEEPS["sweep-p"]
     others = [value for value in sweep.values if value != 4]
-    return Evidence([compare(study, minus(Condition("Dq"), sweep.condition(value))) for value in others])
+    return Evidence(
+        [compare_conditions(study, minus(Condition("Dq"), sweep.condition(value))) for value in others]
+    )
 
 
 def merged_better(study: Study) -> Evidence:
     """Dq above the others when classes are merged."""
     dq = Condition("Dq", merged=3)
     return Evidence(
-        [compare(study, minus(dq, Condition(other, merged=3))) for other in ("Smooth-AP", "Iu", "Ib")]
+        [
+            compare_conditions(study, minus(dq, Condition(other, merged=3)))
+            for other in ("Smooth-AP", "Iu", "Ib")
+        ]
     )
 
 
@@ -164,7 +178,7 @@ def loses_less(kept: str, others: Sequence[str]) -> Test:
     def test(study: Study) -> Evidence:
         return Evidence(
             [
-                compare(
+                compare_conditions(
                     study,
                     [(1, Condition(kept, merged=3)), (-1, Condition(kept)),
                      (-1, Condition(other, merged=3)), (1, Condition(other))],
@@ -183,7 +197,10 @@ def merged_magnitude(others: Sequence[str], low: float, high: float) -> Test:
     def test(study: Study) -> Evidence:
         dq = Condition("Dq", merged=3)
         return Evidence(
-            [compare(study, minus(dq, Condition(o, merged=3)), within=(low, high)) for o in others],
+            [
+                compare_conditions(study, minus(dq, Condition(o, merged=3)), within=(low, high))
+                for o in others
+            ],
             remarks=(_published("robustness-vehicle-id", "Dq", "Iu" if "Iu" in others else others[0]),),
         )
 
@@ -200,7 +217,7 @@ def ap_magnitude(study: Study) -> Evidence:
     listed = ", ".join(f"{difference:+.1f}" for difference in printed)
     return Evidence(
         [
-            compare(study, minus(dq, Condition(other, batch=batch)), within=(0.5, 4.0))
+            compare_conditions(study, minus(dq, Condition(other, batch=batch)), within=(0.5, 4.0))
             for other in ("Smooth-AP", "FastAP")
         ],
         remarks=(f"The paper's own table gives {listed} (Smooth-AP, Blackbox AP, FastAP).",),
@@ -211,7 +228,7 @@ def keeps_centres(study: Study) -> Evidence:
     """After training on merged classes, neighbours within a merged class are of the same original class."""
     return Evidence(
         [
-            compare(study, minus(Condition(d, merged=3), Condition(i, merged=3)), "centres_kept")
+            compare_conditions(study, minus(Condition(d, merged=3), Condition(i, merged=3)), "centres_kept")
             for d in PNP_D
             for i in PNP_I
         ],
@@ -225,7 +242,10 @@ def keeps_centres(study: Study) -> Evidence:
 def pushed_harder(study: Study) -> Evidence:
     """Rank correlation of the positives that a negative stands before with the gradient that it receives."""
     return Evidence(
-        [compare(study, [(1.0, Condition(m))], "correlation", ABOVE, f"{m}, against zero") for m in VARIANTS],
+        [
+            compare_conditions(study, [(1.0, Condition(m))], "correlation", ABOVE, f"{m}, against zero")
+            for m in VARIANTS
+        ],
         remarks=(
             "Among negatives before at least one positive, in batches of test images, gradient of the loss "
             "on "
@@ -246,7 +266,7 @@ def noise(study: Study) -> Evidence:
 
     return Evidence(
         [
-            compare(
+            compare_conditions(
                 study, [*mean_of(d, 1), *mean_of(o, -1)], text=f"mean at {listed} wrong labels, {d} minus {o}"
             )
             for d in PNP_D
@@ -271,7 +291,10 @@ def all_weights(study: Study) -> Evidence | None:
         return None
     dq = Condition("Dq", all_weights=True)
     return Evidence(
-        [compare(study, minus(dq, Condition(m, all_weights=True))) for m in ("O", "Ib", "Ds", "Smooth-AP")]
+        [
+            compare_conditions(study, minus(dq, Condition(m, all_weights=True)))
+            for m in ("O", "Ib", "Ds", "Smooth-AP")
+        ]
     )
 
 

@@ -97,7 +97,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, the word, on how many seeds and comparisons it rests, and the numbers behind it."""
+    """A claim, the verdict, on how many seeds and comparisons it rests, and the numbers behind it."""
 
     said: str
     where: str
@@ -172,7 +172,7 @@ def _over_classes(
     return None if right is None or queries is None else class_difference(right, 0 * right, queries)
 
 
-def compare(
+def compare_conditions(
     study: Study,
     terms: Sequence[tuple[float, Condition]],
     metric: str = "recall@1",
@@ -315,7 +315,7 @@ def to_markdown(judged: Sequence[Verdict], study: Study) -> str:
     return "\n".join([*lines, f"Claims from: {source()}", ""])
 
 
-def write(study: Study, extra: Path | None = None) -> list[Verdict]:
+def write_claims(study: Study, extra: Path | None = None) -> list[Verdict]:
     """Judge and write `claims.md` into the study's folder, and to `extra` if given."""
     from forerank.paper.claim_tests import CLAIMS
 

@@ -130,7 +130,7 @@ def estimate(study: Study, run: Run) -> Estimate:
     )
 
 
-def describe(
+def describe_plan(
     study: Study, plan: Sequence[Run], methods: Sequence[str] = (), *, processes: int = 1, jobs: int = 1
 ) -> tuple[str, bool]:
     """The plan as text, and whether it could start now.

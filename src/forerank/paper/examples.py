@@ -43,7 +43,7 @@ def embed_test(run: Path) -> "tuple[NDArray[np.float32], Table]":
     return embedded.vectors, embedded.table
 
 
-def choose(study: Study) -> Examples:
+def choose_examples(study: Study) -> Examples:
     """Examples from the run of Dq with seed 0."""
     run = study.run(Condition("Dq"), 0)
     if run.result() is None:

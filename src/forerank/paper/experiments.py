@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from forerank.errors import unknown
 from forerank.paper import sweeps, tables
 from forerank.paper.published import published_table
 from forerank.paper.study import REDUNDANT, Condition, Run, Study
@@ -120,17 +119,3 @@ _ALL = (
 )
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _ALL}
 """The tables and figures of the paper by name, in the order of `forerank paper list`."""
-
-
-def experiment(name: str) -> Experiment:
-    """An experiment by its name.
-
-    >>> experiment("variants-sop").reference
-    'Table 1'
-    >>> experiment("variant-sop")
-    Traceback (most recent call last):
-    forerank.errors.InputError: unknown experiment 'variant-sop': did you mean 'variants-sop'? Valid: ...
-    """
-    if name not in EXPERIMENTS:
-        raise unknown("experiment", name, EXPERIMENTS)
-    return EXPERIMENTS[name]

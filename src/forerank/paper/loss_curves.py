@@ -21,14 +21,10 @@ FORMULAS = {
 }
 
 
-def draw_variants(
-    drawing: "Figure",
-    variants: Sequence[str] = tuple(FORMULAS),
-    *,
-    alpha: float = 4.0,
-    b: float = 2.0,
-    largest: float = 10.0,
-) -> None:
+ALPHA, B, LARGEST = 4.0, 2.0, 10.0  # of Dq, of Ib, and the largest R that is drawn
+
+
+def draw_variants(drawing: "Figure", variants: Sequence[str] = tuple(FORMULAS)) -> None:
     """One column per loss: the loss above, its derivative below; any loss of `forerank losses` can be drawn.
 
     Losses and derivatives are the ones that train (`forerank.losses`), with no positives before.
@@ -37,12 +33,12 @@ def draw_variants(
 
     from forerank.losses import find_loss
 
-    counts = np.linspace(0, largest, 401)
+    counts = np.linspace(0, LARGEST, 401)
     axes = drawing.subplots(2, len(variants), sharex=True, squeeze=False)
     for column, variant in enumerate(variants):
         named = find_loss(variant)
         loss_text, slope_text = FORMULAS.get(variant, (named.formula, named.derivative))
-        constants = {name: x for name, x in {"alpha": alpha, "b": b}.items() if name in named.arguments}
+        constants = {name: x for name, x in {"alpha": ALPHA, "b": B}.items() if name in named.arguments}
         negatives = torch.from_numpy(counts)
         value, slope, _ = named.create(**constants).penalty(
             negatives, torch.zeros_like(negatives), torch.ones(())
@@ -55,18 +51,18 @@ def draw_variants(
         bottom.set_xlabel("$R(i, S_N)$")
         for axis in (top, bottom):
             axis.set_ylim(bottom=0)
-            axis.set_xlim(0, largest)
+            axis.set_xlim(0, LARGEST)
         if variant == "Ib":
-            bottom.axhline(1 / b, color="#8a8f98", linewidth=1, linestyle="--")
+            bottom.axhline(1 / B, color="#8a8f98", linewidth=1, linestyle="--")
             bottom.text(
-                largest, 1 / b, f"bound 1/b = {1 / b:g}", ha="right", va="bottom", color="#5f6368", fontsize=9
+                LARGEST, 1 / B, f"bound 1/b = {1 / B:g}", ha="right", va="bottom", color="#5f6368", fontsize=9
             )
-            bottom.set_ylim(0, 1.25 / b)
+            bottom.set_ylim(0, 1.25 / B)
         if variant == "Iu":  # the paper prints this derivative; it belongs to (1+R)log(1+R) - R
             printed = derivative("Iu_exact")(counts, np.zeros_like(counts))
             bottom.plot(counts, printed, color=COLOURS[variant], linewidth=1.2, linestyle="--")
             bottom.text(
-                largest, 0.6, "dashed, as printed:\n$\\log(1+R)$", ha="right", va="center", fontsize=9
+                LARGEST, 0.6, "dashed, as printed:\n$\\log(1+R)$", ha="right", va="center", fontsize=9
             )
         if variant == "O":
             bottom.set_ylim(0, 2)
@@ -74,7 +70,7 @@ def draw_variants(
             top.set_ylim(0, 1.1)
     axes[0, 0].set_ylabel("loss")
     axes[1, 0].set_ylabel("derivative")
-    drawing.suptitle(f"Increasing derivatives (warm) and decreasing ones (cool); α = {alpha:g}, b = {b:g}")
+    drawing.suptitle(f"Increasing derivatives (warm) and decreasing ones (cool); α = {ALPHA:g}, b = {B:g}")
 
 
 def draw_ap_gradients(drawing: "Figure", *, alpha: float = 2.0, largest: float = 10.0) -> None:
@@ -82,7 +78,7 @@ def draw_ap_gradients(drawing: "Figure", *, alpha: float = 2.0, largest: float =
 
     The second panel is the paper's argument: with more positives before, AP treats all R alike.
     """
-    counts = np.linspace(0, largest, 401)
+    counts = np.linspace(0, LARGEST, 401)
     dq = derivative("Dq", alpha=alpha)(counts, np.zeros_like(counts))
     greens = ("#9fd8b8", "#63bf8c", "#2a9d63", "#14613a")
     plain, relative = drawing.subplots(1, 2)

@@ -51,7 +51,7 @@ _KINDS = {
 _NARROW = {"sweep-b", "sweep-p"}
 
 
-def write(study: Study, verdicts: Sequence[claims.Verdict]) -> None:
+def write_study_page(study: Study, verdicts: Sequence[claims.Verdict]) -> None:
     """Write `index.html` into the study's folder from what is there; whole or not at all."""
     there = [(name, values) for name in EXPERIMENTS if (values := rendered(name, study)) is not None]
     tables = [(n, v) for n, v in there if EXPERIMENTS[n].kind == "table"]

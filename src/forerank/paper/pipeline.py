@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from forerank.console import say
-from forerank.errors import ForerankError, InputError, unknown
+from forerank.errors import ForerankError, InputError, check_name
+from forerank.machine import choose_device
 from forerank.paper import claims, page, runs, tuning
-from forerank.paper.experiments import EXPERIMENTS, experiment
+from forerank.paper.experiments import EXPERIMENTS
 from forerank.paper.render import Product, render
 from forerank.paper.study import SETTINGS, Run, Study
 
@@ -43,14 +44,13 @@ def open_study(
     """
     roots = _roots(data)
     for name in names:
-        experiment(name)  # an unknown one is refused here
+        check_name("experiment", name, EXPERIMENTS)
     if on is None:
         if len(roots) > 1:
             raise InputError(f"--data names {', '.join(roots)}: say with --on which of them to train on")
         on = next(iter(roots), "glyphs")
     for name in (on, *beside):
-        if name not in SETTINGS:
-            raise unknown("data set", name, SETTINGS)
+        check_name("data set", name, SETTINGS)
     if roots and on not in roots:
         raise InputError(
             f"--data {', '.join(roots)} would not be used, because training is on {on}: leave out one of the "
@@ -112,7 +112,7 @@ def run_experiments(
                 say(f"failed: {failed[-1]}")
                 continue
             products.append(product)
-            page.write(study, claims.write(study))
+            page.write_study_page(study, claims.write_claims(study))
             show(product, study)
 
     trained = [name for name in names if runs_needed([name], study)]
@@ -140,22 +140,20 @@ def runs_needed(names: Sequence[str], study: Study) -> list[Run]:
     """Every training run of some experiments, shared ones once, in the order in which they are needed."""
     needed: dict[str, Run] = {}
     for name in names:
-        for run in experiment(name).plan(study):
+        for run in EXPERIMENTS[name].plan(study):
             needed.setdefault(run.key, run)
     return list(needed.values())
 
 
 def methods_of(names: Sequence[str], study: Study) -> list[str]:
     """The methods that some experiments train."""
-    conditions = [c for name in names for c in experiment(name).conditions(study) if not c.all_weights]
+    conditions = [c for name in names for c in EXPERIMENTS[name].conditions(study) if not c.all_weights]
     return list(dict.fromkeys(condition.method for condition in conditions))
 
 
 def default_jobs(study: Study) -> int:
     """How many runs to train at the same time: one per core for small runs on a CPU, one otherwise."""
-    import torch
-
-    if torch.cuda.is_available() or not study.setting.quick:
+    if choose_device() != "cpu" or not study.setting.quick:
         return 1
     return min(4, os.cpu_count() or 1)
 
@@ -174,8 +172,7 @@ def _roots(data: Sequence[str]) -> Mapping[str, str]:
             raise InputError(
                 f"cannot read --data {text!r}: write it as NAME=FOLDER, for example sop=/data/sop"
             )
-        if name not in SETTINGS:
-            raise unknown("data set", name, SETTINGS)
+        check_name("data set", name, SETTINGS)
         if not Path(path).is_dir():
             raise InputError(f"--data {name}: there is no folder {path}")
         roots[name] = str(Path(path).resolve())

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from forerank.errors import unknown
+from forerank.errors import look_up
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ def published_table(name: str) -> PublishedTable:
     80.1
     """
     tables = _file()["tables"]
-    if name not in tables:
-        raise unknown("published table", name, tables)
-    table = tables[name]
+    table = look_up("published table", name, tables)
     columns = tuple(table["columns"])
     rows = {method: dict(zip(columns, values, strict=True)) for method, values in table["rows"].items()}
     return PublishedTable(table["number"], table["title"], columns, rows)

@@ -21,7 +21,7 @@ from forerank.paper import (
     toy,
     toy_figure,
 )
-from forerank.paper.experiments import experiment
+from forerank.paper.experiments import EXPERIMENTS
 from forerank.paper.published import statement
 from forerank.paper.study import Study
 from forerank.report.tables import ResultTable
@@ -174,21 +174,21 @@ def _sweep(name: str, study: Study) -> Product:
 
 
 def _toy(study: Study) -> Product:
-    result = toy.run(toy.ToySettings(), study.folder)
+    result = toy.run_toy(toy.ToySettings(), study.folder)
     notes = (f"The paper: {statement('toy')}", *toy_figure.finding(result))
     table = toy_figure.build_table(result)
     return _figure("toy", study, (13, 6.6), lambda f: toy_figure.draw(f, result), (table,), notes)
 
 
 def _examples(study: Study) -> Product:
-    shown = [examples.choose(one) for one in (study, *study.beside)]
+    shown = [examples.choose_examples(one) for one in (study, *study.beside)]
     size = (11.0 * len(shown), 1.06 * len(examples.PLACES) + 0.8)
     notes = tuple(text for one in (study, *study.beside) for text in examples.notes(one))
     return _figure("retrieval-examples", study, size, lambda f: examples.draw(f, shown), notes=notes)
 
 
 def _table(name: str, study: Study) -> Product:
-    about = experiment(name)
+    about = EXPERIMENTS[name]
     ours = {
         "label-noise": tables.build_noise_table,
         "redundancy": tables.build_redundancy_table,
@@ -216,7 +216,7 @@ def _figure(
     drawn_tables: tuple[ResultTable, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> Product:
-    about = experiment(name)
+    about = EXPERIMENTS[name]
     with style.figure(*size) as drawing:
         draw(drawing)
         png, _ = style.save(drawing, study.folder / "figures", name)
@@ -232,7 +232,7 @@ def _write(product: Product, study: Study, seconds: float) -> None:
             ("csv", product.csv or product.tables[0].to_csv()),
         ):
             write_atomically(study.folder / "tables" / f"{product.name}.{extension}", text)
-    results = [run.result() for run in experiment(product.name).plan(study)]
+    results = [run.result() for run in EXPERIMENTS[product.name].plan(study)]
     ended = [result for result in results if result is not None]
     values = {
         "title": product.title,

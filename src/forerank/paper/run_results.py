@@ -53,7 +53,7 @@ def first_answers(test: "Embedded") -> dict[str, list[int]]:
     from forerank.metrics import evaluate
 
     table = test.table
-    found = evaluate(
+    ranks = evaluate(
         test.vectors,
         table.label_ids,
         queries=np.flatnonzero(table.is_query),
@@ -65,9 +65,9 @@ def first_answers(test: "Embedded") -> dict[str, list[int]]:
         bootstrap=0,
         per_query=True,
     ).per_query
-    assert found is not None  # because it was asked for
-    label, number = table.label_ids[found.query], int(table.label_ids.max()) + 1
-    right = np.bincount(label[found.first_rank == 1], minlength=number)
+    assert ranks is not None  # because it was asked for
+    label, number = table.label_ids[ranks.query], int(table.label_ids.max()) + 1
+    right = np.bincount(label[ranks.first_rank == 1], minlength=number)
     queries = np.bincount(label, minlength=number)
     return {"right": right.tolist(), "queries": queries.tolist()}
 

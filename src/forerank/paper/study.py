@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forerank.errors import unknown
+from forerank.errors import check_name
 from forerank.paper.methods import METHODS
 from forerank.training.recipe import INCIDENTAL, Recipe, flatten, load_recipe, override
 
@@ -136,7 +136,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Study:
-    """Where and how often.
+    """A data set, its seeds, and the folders for results and runs.
 
     Args:
         on: data set to train on, by the name of its recipe.
@@ -161,8 +161,7 @@ class Study:
     beside: tuple["Study", ...] = ()
 
     def __post_init__(self) -> None:
-        if self.on not in SETTINGS:
-            raise unknown("data set", self.on, SETTINGS)
+        check_name("data set", self.on, SETTINGS)
 
     @property
     def setting(self) -> Setting:
@@ -250,12 +249,7 @@ def _options(condition: Condition) -> tuple[str, ...]:
 
 @cache
 def _recipe(
-    on: str,
-    root: str | None,
-    condition: Condition,
-    seed: int,
-    values: tuple[str, ...],
-    last: tuple[str, ...],
+    on: str, root: str | None, condition: Condition, seed: int, values: tuple[str, ...], last: tuple[str, ...]
 ) -> Recipe:
     """Cached, because reading YAML is slow and tables, claims and the page ask for the same recipes."""
     setting, method = SETTINGS[on], METHODS[condition.method]

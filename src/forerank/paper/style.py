@@ -1,4 +1,4 @@
-"""How the figures of this room look: one colour per loss, and every figure saved as PNG and SVG."""
+"""How the figures of the paper look: one colour per loss, and every figure saved as PNG and SVG."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,7 +55,7 @@ CLASS_COLOURS = ("#0b3c8c", "#e8871e", "#2a9d63", "#d1495b")
 
 @contextmanager
 def figure(width: float, height: float) -> Iterator["Figure"]:
-    """An empty figure in the room's style, with no window and no global state touched.
+    """An empty figure in this style, with no window and no global state touched.
 
     >>> with figure(4, 3) as f:
     ...     _ = f.add_subplot().plot([0, 1], [0, 1])

@@ -94,9 +94,7 @@ def _runs_table(symbol: str, named: Mapping[str, Condition], study: Study, title
         cells += [len(study.results(condition)), study.broken(condition), study.unlearned(condition)]
         rows.append(cells)
     return ResultTable(
-        [symbol, "R@1", "mAP@R", "NMI", "runs", "of them broke", "learned nothing"],
-        rows,
-        title=title,
+        [symbol, "R@1", "mAP@R", "NMI", "runs", "of them broke", "learned nothing"], rows, title=title
     )
 
 

@@ -59,7 +59,7 @@ def conditions(name: str, study: Study) -> list[Condition]:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableEntry:
     """One number of a table: published, measured (one value per seed), and their difference.
 
     `galleries` are the same runs under the data set's own protocol, where it has one.
@@ -79,7 +79,7 @@ class Line:
         return float(np.mean(self.measured)) - self.published
 
 
-def lines(name: str, study: Study) -> list[Line]:
+def lines(name: str, study: Study) -> list[TableEntry]:
     """Every number of a table, row by row."""
     published = published_table(name)
     result = []
@@ -91,7 +91,7 @@ def lines(name: str, study: Study) -> list[Line]:
             values = study.measured(condition, metric) if metric else []
             own = study.measured(condition, f"{size}, {GALLERIES}/{rest}") if slash else []
             theirs = published.rows.get(method, {}).get(column)
-            result.append(Line(method, column, theirs, tuple(values), tuple(own), note))
+            result.append(TableEntry(method, column, theirs, tuple(values), tuple(own), note))
     return result
 
 
@@ -112,7 +112,7 @@ def metric_of(column: str, study: Study, name: str) -> str | None:
 def build_table(name: str, study: Study) -> ResultTable:
     """Up to four lines per method: published, measured with its spread, difference, own protocol."""
     published = published_table(name)
-    by_method: dict[str, list[Line]] = {}
+    by_method: dict[str, list[TableEntry]] = {}
     for line in lines(name, study):
         by_method.setdefault(line.method, []).append(line)
     body: list[list[Cell]] = []

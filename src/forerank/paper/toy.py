@@ -158,7 +158,7 @@ def train_seed(geometry: str, loss_name: str, settings: ToySettings, seed: int) 
     return recall_at_1(where, labels().numpy()), [round(float(angle), 4) for angle in where]
 
 
-def run(settings: ToySettings, folder: Path, jobs: int | None = None) -> dict[str, Any]:
+def run_toy(settings: ToySettings, folder: Path, jobs: int | None = None) -> dict[str, Any]:
     """Train every loss on both geometries over all seeds; each seed is kept in `folder/toy.json` when it
     ends.
 

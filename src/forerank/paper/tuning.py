@@ -63,14 +63,16 @@ def best(scores: Mapping[float, float | None]) -> float:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TunedValues:
     """What was chosen for a method, and everything that was tried, with the validation figure in percent."""
 
     values: tuple[str, ...]
     tried: tuple[tuple[str, float], ...]
 
 
-def choose(method: str, study: Study, failed: Collection[str] = ()) -> tuple[Choice | None, list[Run]]:
+def choose_values(
+    method: str, study: Study, failed: Collection[str] = ()
+) -> tuple[TunedValues | None, list[Run]]:
     """The choice for a method, or the runs that have to end before it can be made.
 
     Args:
@@ -118,7 +120,7 @@ def choose(method: str, study: Study, failed: Collection[str] = ()) -> tuple[Cho
         if second is None:
             return None, missing
         values = (*values, f"{tuned}={scale * second:g}")
-    return Choice(values, tuple(tried)), []
+    return TunedValues(values, tuple(tried)), []
 
 
 def tune(
@@ -128,7 +130,7 @@ def tune(
     wanted = list(dict.fromkeys(methods))
     failed: dict[str, str] = {}
     while True:
-        outcome = {method: choose(method, study, failed) for method in wanted}
+        outcome = {method: choose_values(method, study, failed) for method in wanted}
         missing = [run for _, runs_left in outcome.values() for run in runs_left]
         if not missing:
             break
@@ -143,14 +145,14 @@ def tune(
     return with_choices(study), [f"choosing values, {title}" for title in failed.values()]
 
 
-def read_choices(study: Study) -> dict[str, Choice]:
+def read_choices(study: Study) -> dict[str, TunedValues]:
     """What was chosen in the study's folder with the same settings; nothing if nothing was."""
     try:
         values = json.loads((study.folder / FILE).read_text(encoding="utf-8"))
         if values["of"] != _key(study):
             return {}
         return {
-            method: Choice(tuple(c["values"]), tuple((str(t), float(s)) for t, s in c["tried"]))
+            method: TunedValues(tuple(c["values"]), tuple((str(t), float(s)) for t, s in c["tried"]))
             for method, c in values["methods"].items()
         }
     except (OSError, ValueError, KeyError, TypeError):

@@ -53,12 +53,7 @@ class Queries(Block):
     """Rows that are queries too, with the similarities of their positives as thresholds."""
 
     def __init__(
-        self,
-        index: Integers,
-        positives: Thresholds,
-        some: Integers,
-        rows: UnitRows,
-        dtype: torch.dtype,
+        self, index: Integers, positives: Thresholds, some: Integers, rows: UnitRows, dtype: torch.dtype
     ) -> None:
         super().__init__(index)
         self.dtype = dtype  # the coarsest screen that makes sense for these queries

@@ -56,7 +56,7 @@ class CompiledCounter(Counter):
         """A tile in the thread's own buffer, with some rows to spare behind it."""
         return super().room(dtype, rows + kernel.TOGETHER - 1, columns)[:rows]
 
-    def take(self, tile: Tensor, sides: Sides, dtype: torch.dtype) -> Sides:
+    def count_sides(self, tile: Tensor, sides: Sides, dtype: torch.dtype) -> Sides:
         """Count a tile for its rows and perhaps its columns; returns those sides that need a finer screen."""
         if dtype == torch.bfloat16 and any(
             float(side.threshold_bounds(other, self.rows.dim, dtype).low.min()) <= 0 for side, other in sides
@@ -74,7 +74,7 @@ class CompiledCounter(Counter):
         for start in range(0, len(tile), SLAB):
             for way in ways:
                 way.count(values, start, min(start + SLAB, len(tile)))
-        return [pair for pair, way in zip(sides, ways, strict=True) if not way.finish()]
+        return [pair for pair, way in zip(sides, ways, strict=True) if not way.add_counts()]
 
     def _exact(self, tile: NDArray[Any], side: Queries, bounds: ThresholdBounds) -> None:
         above, tied = np.zeros((2, *bounds.low.shape), dtype=np.int64)
@@ -109,7 +109,7 @@ class _Side:
             self.above, self.rest, self.seen, self.room,
         )  # fmt: skip
 
-    def finish(self) -> bool:
+    def add_counts(self) -> bool:
         """Decide what was left open and give the counts to the block; False if too much was near."""
         if self.seen[1] > self.room:
             return False

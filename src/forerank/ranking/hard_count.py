@@ -75,7 +75,7 @@ class Counter:
         left, right = queries.unit(self.rows, dtype), items.unit(self.rows, dtype)
         tile = self.room(dtype, len(left), len(right))
         screen.product(left, right, tile)
-        for side, other in self.take(tile, sides, dtype):
+        for side, other in self.count_sides(tile, sides, dtype):
             side.dtype = max(side.dtype, FINER[dtype], key=_bytes)
             self.count(side, other, False)
 
@@ -87,7 +87,7 @@ class Counter:
         tile: Tensor = self.buffers.tile.view(dtype)[: rows * columns].view(rows, columns)
         return tile
 
-    def take(self, tile: Tensor, sides: Sides, dtype: torch.dtype) -> Sides:
+    def count_sides(self, tile: Tensor, sides: Sides, dtype: torch.dtype) -> Sides:
         """Count a tile for its rows and perhaps its columns; returns those sides that need a finer screen."""
         crowded = []
         for (side, other), values in zip(sides, (tile, tile.T), strict=False):

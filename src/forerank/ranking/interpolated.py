@@ -12,12 +12,7 @@ from forerank.ranking.blocks import CountSettings, Interpolation, Penalty, Posit
 
 
 def interpolate_block(
-    negatives: Tensor,
-    of: Positives,
-    penalty: Penalty,
-    settings: CountSettings,
-    with_gradient: bool,
-    work: Tensor,
+    negatives: Tensor, of: Positives, penalty: Penalty, settings: CountSettings, with_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     """Loss of C queries from hard ranks, and its interpolated gradient in their scores; see `count_block`.
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name, unknown
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -27,30 +27,32 @@ NONE = "none"
 DIGITS = 11
 
 
+class _Written:
+    """Text that `read_reranking` takes: the kind and its settings."""
+
+    def __str__(self) -> str:
+        settings = ",".join(f"{name}={value}" for name, value in vars(self).items())
+        return f"{type(self).__name__.lower()}:{settings}"
+
+
 @dataclass(frozen=True)
-class Expansion:
+class Expansion(_Written):
     """The query and its `neighbours` nearest, each with the weight similarity ** `alpha`."""
 
     neighbours: int = 5
     alpha: float = 3.0
 
-    def __str__(self) -> str:
-        return _written("expansion", self)
-
 
 @dataclass(frozen=True)
-class Averaging:
+class Averaging(_Written):
     """Each gallery image and its `neighbours` nearest, each with the weight similarity ** `alpha`."""
 
     neighbours: int = 5
     alpha: float = 3.0
 
-    def __str__(self) -> str:
-        return _written("averaging", self)
-
 
 @dataclass(frozen=True)
-class Reciprocal:
+class Reciprocal(_Written):
     """The first `depth` places ordered by shared k-reciprocal neighbours.
 
     Attributes:
@@ -64,9 +66,6 @@ class Reciprocal:
     k2: int = 6
     weight: float = 0.3
     depth: int = 200
-
-    def __str__(self) -> str:
-        return _written("reciprocal", self)
 
 
 Reranking: TypeAlias = Expansion | Averaging | Reciprocal
@@ -101,8 +100,7 @@ def read_reranking(text: "str | Reranking | None") -> Reranking | None:
     values = {}
     for setting in filter(None, settings.split(",")):
         name, _, value = setting.partition("=")
-        if name not in known:
-            raise unknown(f"setting of {kind}", name, known)
+        check_name(f"setting of {kind}", name, known)
         try:
             values[name] = known[name](value)
         except ValueError as error:
@@ -119,11 +117,6 @@ def _checked(chosen: Reranking) -> Reranking:
             kind = type(chosen).__name__.lower()
             raise InputError(f"{name} of {kind} must be at least {_LEAST[name]}{upper}, not {value}.")
     return chosen
-
-
-def _written(kind: str, chosen: Reranking) -> str:
-    """The kind and its settings as `read_reranking` takes them."""
-    return f"{kind}:{','.join(f'{field.name}={getattr(chosen, field.name)}' for field in fields(chosen))}"
 
 
 def weighted_means(own: Floats, nearest: Floats, similarity: Floats, alpha: float) -> Floats:

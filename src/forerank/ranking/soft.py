@@ -232,8 +232,11 @@ def _count(
             of = Positives(
                 positive[rows, :slots], asking.valid[rows, :slots], asking.numbers[rows], classes.total
             )
-            count = count_block if settings.interpolation is None else interpolate_block
-            cost, moved[rows, :slots] = count(scores[rows], of, penalty, settings, wanted, block)
+            if settings.interpolation is None:
+                cost, gradient = count_block(scores[rows], of, penalty, settings, wanted, block)
+            else:
+                cost, gradient = interpolate_block(scores[rows], of, penalty, settings, wanted)
+            moved[rows, :slots] = gradient
             loss += cost
         if not wanted:
             continue

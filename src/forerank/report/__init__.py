@@ -4,11 +4,11 @@ from forerank.report.choice import easiest, hardest
 from forerank.report.page import write_report
 from forerank.report.penalties import derivative
 from forerank.report.ranking_figure import Ranking, rank_query, ranking_figure, ranking_svg
-from forerank.report.summary import Choice
+from forerank.report.summary import CheckpointChoice
 from forerank.report.tables import ResultTable
 
 __all__ = [
-    "Choice",
+    "CheckpointChoice",
     "Ranking",
     "ResultTable",
     "derivative",

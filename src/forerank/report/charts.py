@@ -197,7 +197,7 @@ def bars(
     return _figure(title, parts, list(zip(groups, styles, strict=True)))
 
 
-def intervals(title: str, rows: Sequence[Interval], *, value_format: Format = bare_percent) -> str:
+def intervals(title: str, rows: Sequence[Interval]) -> str:
     """Values as dots with their intervals as whiskers, one under another on a shared axis."""
     ends = [e for r in rows for e in (r.value, r.low, r.high) if e is not None]
     if not ends:
@@ -219,14 +219,14 @@ def intervals(title: str, rows: Sequence[Interval], *, value_format: Format = ba
         spread = ""
         if row.low is not None and row.high is not None:
             a, b = place(row.low), place(row.high)
-            spread = f", {value_format(row.low)} to {value_format(row.high)}"
+            spread = f", {bare_percent(row.low)} to {bare_percent(row.high)}"
             parts.append(
                 f'<path class="line {row.style}" '
                 f'd="M{a:.1f} {y}H{b:.1f}M{a:.1f} {y - 5}v10M{b:.1f} {y - 5}v10"/>'
             )
         parts.append(
             f'<circle class="dot {row.style}" cx="{x:.1f}" cy="{y}" r="4.5">'
-            f"<title>{escape(row.name)}: {value_format(row.value)}{spread}</title></circle>"
+            f"<title>{escape(row.name)}: {bare_percent(row.value)}{spread}</title></circle>"
             f'<text class="name" x="{x:.1f}" y="{y - 12}" text-anchor="{anchor}">{escape(row.name)}</text>'
         )
     return _figure(title, parts, [], height)

@@ -36,7 +36,7 @@ class ComparedRun:
 
 
 @dataclass(frozen=True)
-class Difference:
+class MetricDifference:
     """A figure of a run minus that of the first, on the same queries, with its 95% interval."""
 
     metric: str
@@ -55,7 +55,7 @@ class Paired:
     """The differences of one run to the first; or, in `reason`, why they cannot be paired."""
 
     name: str
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[MetricDifference, ...] = ()
     reason: str = ""
 
 
@@ -86,7 +86,7 @@ def _pair(first: ComparedRun, other: ComparedRun, seed: int) -> Paired:
     classes = first.table.label[before["row"]]
     ends = class_intervals(np.stack([*gains.values()], axis=1), classes, draws=DRAWS, seed=seed)
     differences = [
-        Difference(metric, float(gain.mean()), float(ends[0, i]), float(ends[1, i]))
+        MetricDifference(metric, float(gain.mean()), float(ends[0, i]), float(ends[1, i]))
         for i, (metric, gain) in enumerate(gains.items())
     ]
     return Paired(other.name, tuple(differences))
@@ -227,14 +227,14 @@ def _differences(paired: Sequence[Paired]) -> str:
     for metric in metrics:
         cells = []
         for one in usable:
-            found = next((d for d in one.differences if d.metric == metric), None)
-            if found is None:
+            change = next((d for d in one.differences if d.metric == metric), None)
+            if change is None:
                 cells.append("<td>–</td>")
                 continue
-            ends = " to ".join(readings.shown_value(metric, end, True) for end in (found.low, found.high))
-            kind = ("up" if is_better(metric, found.difference, 0) else "down") if found.clear else ""
-            unclear = "" if found.clear else "<small>no clear difference</small>"
-            value = readings.shown_value(metric, found.difference, True)
+            ends = " to ".join(readings.shown_value(metric, end, True) for end in (change.low, change.high))
+            kind = ("up" if is_better(metric, change.difference, 0) else "down") if change.clear else ""
+            unclear = "" if change.clear else "<small>no clear difference</small>"
+            value = readings.shown_value(metric, change.difference, True)
             cells.append(f'<td class="{kind}">{value}<small>{ends}</small>{unclear}</td>')
         unit = " (points)" if is_share(metric) else ""
         rows.append(f'<tr><th scope="row">{escape(title_of(metric))}{unit}</th>{"".join(cells)}</tr>')
@@ -255,8 +255,8 @@ def _curves(runs: Sequence[ComparedRun]) -> str:
     ):
         lines, axis = [], "step"
         for i, run in enumerate(runs):
-            axis, found = readings.curves(run.history, wanted)
-            lines += [charts.Line(run.name, one.x, one.y, _style(i), one.dots) for one in found[:1]]
+            axis, curves = readings.curves(run.history, wanted)
+            lines += [charts.Line(run.name, one.x, one.y, _style(i), one.dots) for one in curves[:1]]
         drawn += charts.line_chart(title, lines, x_label=axis, y_label=label, share=share)
     return f'<div class="charts">{drawn}</div>' if drawn else ""
 

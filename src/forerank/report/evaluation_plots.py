@@ -8,7 +8,7 @@ import numpy as np
 from forerank.errors import InputError
 from forerank.metrics import Evaluation
 from forerank.metrics.histograms import SimilarityHistogram
-from forerank.metrics.registry import told
+from forerank.metrics.registry import figures_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,8 @@ def recall_curve(axes: "Axes", evaluation: Evaluation) -> None:
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("k")
     axes.set_ylabel("recall@k")
-    axes.set_title(told({"recall@1": evaluation["recall@1"]}) if "recall@1" in evaluation else "recall")
+    shown = {name: evaluation[name] for name in ("recall@1",) if name in evaluation}
+    axes.set_title(figures_line(shown) or "recall")
 
 
 def similarity_curves(axes: "Axes", histogram: SimilarityHistogram) -> None:

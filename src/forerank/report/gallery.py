@@ -13,7 +13,7 @@ from forerank.metrics import ConfusedPair, PerQuery, RankedLists
 
 
 @dataclass(frozen=True)
-class Pictures:
+class RowPictures:
     """Where the pictures and names of the rows come from.
 
     Args:
@@ -44,7 +44,7 @@ class Pictures:
         return f'<div class="picture">{inside}{mark}</div>{shown}{file}'
 
 
-def query_card(pictures: Pictures, lists: RankedLists, each: PerQuery, place: int, shown: int) -> str:
+def query_card(pictures: RowPictures, lists: RankedLists, each: PerQuery, place: int, shown: int) -> str:
     """The query at `place` of both with its nearest images and, if not among them, its first positive."""
     query = int(lists.query[place])
     items = [f'<li class="asks">{pictures.frame(query, "asks")}<div class="how">query</div></li>']
@@ -81,7 +81,7 @@ def query_card(pictures: Pictures, lists: RankedLists, each: PerQuery, place: in
     )
 
 
-def pair_card(pictures: Pictures, pair: ConfusedPair) -> str:
+def pair_card(pictures: RowPictures, pair: ConfusedPair) -> str:
     """A class and the class that stands before its first right image, with the clearest example of it."""
     asked = f"{pair.queries:,} quer{'y' if pair.queries == 1 else 'ies'}"
     images = f"{pair.count:,} wrong image{'s' * (pair.count != 1)}"

@@ -12,7 +12,7 @@ from forerank.errors import InputError
 from forerank.files import write_atomically
 from forerank.report.retrieval import retrieval
 from forerank.report.shell import html_page
-from forerank.report.summary import Choice, Section, categories, headline, metrics, training
+from forerank.report.summary import CheckpointChoice, Section, categories, headline, metrics, training
 from forerank.report.thumbnails import MOST_BYTES
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def write_report(
     embeddings: ArrayLike | None = None,
     labels: ArrayLike | None = None,
     history: Sequence[Mapping[str, Any]] = (),
-    choice: Choice | None = None,
+    choice: CheckpointChoice | None = None,
     further: Sequence[Section] = (),
     recipe: Mapping[str, Any] | None = None,
     versions: Mapping[str, Any] | None = None,

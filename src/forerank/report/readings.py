@@ -57,12 +57,7 @@ def recall_difference(before: Any, after: Any, labels: NDArray[Any] | None) -> t
 
 
 def paired_interval(
-    before: NDArray[np.bool_],
-    after: NDArray[np.bool_],
-    classes: NDArray[Any],
-    *,
-    draws: int = 1000,
-    seed: int = 0,
+    before: NDArray[np.bool_], after: NDArray[np.bool_], classes: NDArray[Any]
 ) -> tuple[float, float]:
     """95% bootstrap interval of the difference of two shares measured on the same queries.
 
@@ -73,7 +68,7 @@ def paired_interval(
     (1.0, 1.0)
     """
     gain = after.astype(np.float64) - before
-    low, high = class_intervals(gain[:, None], classes, draws=draws, seed=seed)[:, 0].tolist()
+    low, high = class_intervals(gain[:, None], classes)[:, 0].tolist()
     return low, high
 
 

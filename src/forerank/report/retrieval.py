@@ -14,7 +14,7 @@ from forerank.metrics.inputs import label_codes
 from forerank.ranking.hard_rows import UnitRows, unit_rows
 from forerank.report import charts, readings
 from forerank.report.choice import easiest, hardest
-from forerank.report.gallery import Pictures, pair_card, query_card, rank_bins
+from forerank.report.gallery import RowPictures, pair_card, query_card, rank_bins
 from forerank.report.map_figure import map_section
 from forerank.report.penalties import derivative
 from forerank.report.ranking_figure import Ranking, rank_query, ranking_svg
@@ -50,7 +50,7 @@ def retrieval(
         return []
     told = "" if sampled is asks else f" From {len(sampled):,} of {len(asks):,} queries, drawn at random."
     made = None if table is None else Thumbnails(table.files, table.box, most_bytes=thumbnail_bytes)
-    pictures = Pictures(
+    pictures = RowPictures(
         codes.astype(str) if table is None else table.label,
         None if table is None else table.path,
         (lambda row: None) if made is None else made,
@@ -109,7 +109,7 @@ def _charges(
     gallery: NDArray[np.int64],
     ignore: NDArray[Any] | None,
     each: PerQuery,
-    pictures: Pictures,
+    pictures: RowPictures,
     loss: tuple[str, dict[str, Any]],
 ) -> Section:
     """The query among a few of medium difficulty in whose list right and wrong alternate most."""

@@ -143,7 +143,7 @@ def _recall_curve(read: Mapping[str, Mapping[str, float]]) -> str:
 
 
 @dataclass(frozen=True)
-class Choice:
+class CheckpointChoice:
     """How the checkpoint was chosen.
 
     Attributes:
@@ -157,7 +157,7 @@ class Choice:
     before: float | None = None
 
 
-def training(history: Sequence[Mapping[str, Any]], choice: Choice | None) -> Section:
+def training(history: Sequence[Mapping[str, Any]], choice: CheckpointChoice | None) -> Section:
     """Loss and validation figures over the steps, the checkpoint marked in the figure that chose it."""
     axis, losses = readings.curves(history, "loss")
     drawn = charts.line_chart("Loss", losses, x_label=axis, y_label="loss")

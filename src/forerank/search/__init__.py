@@ -1,7 +1,8 @@
 """Model + images -> index -> neighbours. One file per engine."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from forerank.lazy import import_on_demand
 
 if TYPE_CHECKING:
     from forerank.search.build import BuildReport, build_index
@@ -48,7 +49,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'forerank.search' has no attribute {name!r}")
-    return getattr(import_module(f"forerank.search.{_WHERE[name]}"), name)
+__getattr__ = import_on_demand(__name__, _WHERE)

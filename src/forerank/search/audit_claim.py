@@ -25,10 +25,10 @@ WORTH = 0.2  # the list ends where fewer than this share of it would be wrong
 
 
 @dataclass(frozen=True)
-class Claim:
+class AuditClaim:
     """What an audit may claim: the first `shown` rows of `Audit.order()` are worth a look.
 
-    >>> print(Claim(images=2500, shown=63, wrong=13.2, spoiled=250, recall=0.94))
+    >>> print(AuditClaim(images=2500, shown=63, wrong=13.2, spoiled=250, recall=0.94))
     63 of 2,500 labels are worth a look, about 13 of them wrong
     """
 
@@ -54,18 +54,20 @@ class Claim:
         )
 
 
-def expected_wrong(found: Audit, vectors: npt.NDArray[Any], *, limit: float = 0.1, seed: int = 0) -> Claim:
+def expected_wrong(
+    audit: Audit, vectors: npt.NDArray[Any], *, limit: float = 0.1, seed: int = 0
+) -> AuditClaim:
     """Spoil some labels of the audited table, audit again, and say what the list is worth.
 
     Args:
-        found: the audit of the labels as they are.
+        audit: the audit of the labels as they are.
         vectors: (N, D), the same as for the audit.
         limit: the same as for the audit.
         seed: of the labels to spoil.
     """
-    table = found.table
+    table = audit.table
     size = len(table)
-    near = neighbours(vectors, table.label_ids, k=found.nearest.shape[1])
+    near = neighbours(vectors, table.label_ids, k=audit.nearest.shape[1])
     train = table.with_columns(split=["train"] * size)  # every row of the table may be spoiled
     rate = max(SPOILED, 1 / size)
     tests = min(10, max(1, math.ceil(ENOUGH / (rate * size))))
@@ -75,14 +77,14 @@ def expected_wrong(found: Audit, vectors: npt.NDArray[Any], *, limit: float = 0.
         scores = _suspicion(count_before(vectors, worse, near, limit=limit))
         spoiled.append(scores[worse.label != table.label])
     spoiled_scores = np.sort(np.concatenate(spoiled))[::-1]
-    scores = _suspicion(found)[found.order()]
-    scores = scores[: int(found.suspect.sum())]
+    scores = _suspicion(audit)[audit.order()]
+    scores = scores[: int(audit.suspect.sum())]
 
     def recall(score: float) -> float:
         return float(np.mean(spoiled_scores >= score))
 
     # One label more than there are: where nothing is suspected the limit is one label and not none.
-    everything = np.sort(_suspicion(found))[::-1]
+    everything = np.sort(_suspicion(audit))[::-1]
     # Levels that half of the spoiled labels or more reach: above them the counts are small, and their
     # smallest would be luck.
     places = np.ceil(np.linspace(0.5, 1, 11) * len(spoiled_scores)).astype(int) - 1
@@ -93,7 +95,7 @@ def expected_wrong(found: Audit, vectors: npt.NDArray[Any], *, limit: float = 0.
     expected = np.minimum(expected, np.arange(1, len(scores) + 1))
     worth = np.flatnonzero(expected >= WORTH * np.arange(1, len(scores) + 1))
     shown = int(worth[-1]) + 1 if len(worth) else 0
-    return Claim(
+    return AuditClaim(
         images=size,
         shown=shown,
         wrong=float(expected[shown - 1]) if shown else 0.0,

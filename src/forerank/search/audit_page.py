@@ -31,21 +31,21 @@ OWN_STYLE = """
 """
 
 
-def write_csv(found: Audit, path: Path) -> None:
+def write_csv(audit: Audit, path: Path) -> None:
     """Every image, most suspicious first: with the column `label` mended it is the next training's table.
 
     Paths are absolute, so that the table can lie anywhere, and the audited table's other columns go along.
     """
-    table = found.table
+    table = audit.table
     columns: dict[str, Sequence[Any]] = {
         "path": [str(file.absolute()) for file in table.files],
         "label": table.label.tolist(),
-        "suspect": found.suspect.tolist(),
-        "suggestion": found.suggestion.tolist(),
-        "agreement": [f"{value:.2f}" for value in found.agreement],
-        "negatives_before": [f"{value:.1f}" for value in found.before],
-        "negatives_before_nearest": [f"{value:.0f}" for value in found.before_nearest],
-        "chance": [f"{value:.4f}" for value in found.chance],
+        "suspect": audit.suspect.tolist(),
+        "suggestion": audit.suggestion.tolist(),
+        "agreement": [f"{value:.2f}" for value in audit.agreement],
+        "negatives_before": [f"{value:.1f}" for value in audit.before],
+        "negatives_before_nearest": [f"{value:.0f}" for value in audit.before_nearest],
+        "chance": [f"{value:.4f}" for value in audit.chance],
     }
     for name in ("split", "is_query", "is_gallery", "category", "sequence"):
         if (column := getattr(table, name)) is not None:
@@ -58,7 +58,7 @@ def write_csv(found: Audit, path: Path) -> None:
         with file.open("w", newline="", encoding="utf-8", errors="surrogateescape") as out:
             writer = csv.writer(out, lineterminator="\n")
             writer.writerow(columns)
-            writer.writerows([column[i] for column in columns.values()] for i in found.order())
+            writer.writerows([column[i] for column in columns.values()] for i in audit.order())
 
     write_atomically(path, fill)
 
@@ -68,19 +68,19 @@ def write_page(
 ) -> None:
     """One self-contained HTML file: labels worth a look (at most `shown`), unusual pictures, split classes,
     confused pairs."""
-    found = curation.labels
-    picture = Thumbnails(found.table.files, found.table.box, side=104)
+    audit = curation.labels
+    picture = Thumbnails(audit.table.files, audit.table.box, side=104)
     everything = Thumbnails(curation.table.files, curation.table.box, side=104, most_bytes=MOST_BYTES // 4)
     sections = [
-        _suspects(found, picture, min(shown, curation.claim.shown)),
+        _suspects(audit, picture, min(shown, curation.claim.shown)),
         _unusual(curation, everything),
-        _split(found, picture),
-        _confused(found, picture),
+        _split(audit, picture),
+        _confused(audit, picture),
     ]
     said = str(curation.claim)
     lead = (
-        f"{said[0].upper()}{said[1:]}. {len(found.split_classes):,} of "
-        f"{len(found.table.classes):,} classes lie around several centres."
+        f"{said[0].upper()}{said[1:]}. {len(audit.split_classes):,} of "
+        f"{len(audit.table.classes):,} classes lie around several centres."
     )
     notes = [f"{curation.claim.basis()}."] if curation.claim.shown else []
     notes += [f"{checked}."] if checked else []
@@ -89,11 +89,7 @@ def write_page(
     write_atomically(path, text)
 
 
-def _shot(found: Audit, picture: Thumbnails, row: int, kind: str, note: str = "") -> str:
-    return _framed(found.table, picture, row, kind, note)
-
-
-def _framed(table: Table, picture: Thumbnails, row: int, kind: str, note: str) -> str:
+def _framed(table: Table, picture: Thumbnails, row: int, kind: str, note: str = "") -> str:
     name, where = escape(str(table.label[row])), escape(str(table.path[row]))
     address = picture(row)
     shown = (
@@ -111,20 +107,22 @@ def _section(title: str, under: str, rows: Sequence[str], empty: str) -> str:
     return f'<section>{head}<div class="card">{body}</div></section>'
 
 
-def _suspects(found: Audit, picture: Thumbnails, shown: int) -> str:
+def _suspects(audit: Audit, picture: Thumbnails, shown: int) -> str:
     rows = []
-    order = found.order()
-    for i in order[found.suspect[order]][:shown]:
+    order = audit.order()
+    for i in order[audit.suspect[order]][:shown]:
         near = "".join(
-            _shot(found, picture, j, "good" if found.table.label[j] == found.table.label[i] else "bad")
-            for j in found.nearest[i, :6]
+            _framed(
+                audit.table, picture, j, "good" if audit.table.label[j] == audit.table.label[i] else "bad"
+            )
+            for j in audit.nearest[i, :6]
         )
         said = (
-            f"{found.table.path[i]}: labelled {found.table.label[i]}, but "
-            f"{found.before_nearest[i]:,.0f} images of other classes stand before the nearest of its own; "
-            f"{found.agreement[i]:.0%} of its nearest are {found.suggestion[i]}."
+            f"{audit.table.path[i]}: labelled {audit.table.label[i]}, but "
+            f"{audit.before_nearest[i]:,.0f} images of other classes stand before the nearest of its own; "
+            f"{audit.agreement[i]:.0%} of its nearest are {audit.suggestion[i]}."
         )
-        asks = _shot(found, picture, int(i), "asks")
+        asks = _framed(audit.table, picture, int(i), "asks")
         rows.append(f'<div class="row"><p>{escape(said)}</p>{asks}<div class="gap"></div>{near}</div>')
     under = (
         "Most suspicious first, each with the images nearest to it. The CSV beside this page has every image."
@@ -151,12 +149,13 @@ def _unusual(curation: LabelledCuration, picture: Thumbnails, shown: int = 8) ->
     return _section("Unusual and near-identical pictures", under, rows, "None.")
 
 
-def _split(found: Audit, picture: Thumbnails) -> str:
+def _split(audit: Audit, picture: Thumbnails) -> str:
     rows = []
-    for split in found.split_classes[:20]:
+    for split in audit.split_classes[:20]:
         gap = '<div class="gap"></div>'
         parts = gap.join(
-            "".join(_shot(found, picture, row, "asks") for row in centre[:3]) for centre in split.centres[:4]
+            "".join(_framed(audit.table, picture, row, "asks") for row in centre[:3])
+            for centre in split.centres[:4]
         )
         sizes = ", ".join(str(len(centre)) for centre in split.centres)
         said = f"{split.label}: {split.images} images around {len(split.centres)} centres ({sizes} images)"
@@ -167,14 +166,16 @@ def _split(found: Audit, picture: Thumbnails) -> str:
     return _section("Classes with several centres", under, rows, "None.")
 
 
-def _confused(found: Audit, picture: Thumbnails) -> str:
+def _confused(audit: Audit, picture: Thumbnails) -> str:
     rows = []
-    for pair in found.confused:
+    for pair in audit.confused:
         said = (
             f"{pair.other} stands before {pair.label}: {pair.count:,} times, in the lists of "
             f"{pair.queries:,} images; the clearest case has similarity {pair.similarity:.3f}"
         )
-        shots = _shot(found, picture, pair.query, "asks") + _shot(found, picture, pair.intruder, "bad")
+        shots = _framed(audit.table, picture, pair.query, "asks") + _framed(
+            audit.table, picture, pair.intruder, "bad"
+        )
         rows.append(f'<div class="row"><p>{escape(said)}</p>{shots}</div>')
     under = (
         "Classes of which one stands before the nearest image of the other: hard, or the same thing twice."

@@ -78,7 +78,7 @@ def build_index(
 ) -> BuildReport:
     """Make the index at `address` hold exactly these images.
 
-    Only contents that the index does not know are embedded. Interrupted, the same call goes on where it was;
+    Only contents that the index does not know are embedded. After an interruption the same call continues;
     until it is finished a local index stays as it was. The processes of a run that `torchrun` started share
     the images out, and the result is the same bit for bit.
 

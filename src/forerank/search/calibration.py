@@ -13,7 +13,8 @@ from forerank.metrics.intervals import class_intervals, wilson_interval
 from forerank.ranking.hard_rows import unit_rows
 from forerank.ranking.hard_same import TIE, compared
 from forerank.search.engine import Engine, Vectors
-from forerank.search.index import Hit, Index
+from forerank.search.index import Index
+from forerank.search.vote import Vote, count_votes
 
 Floats = npt.NDArray[np.float64]
 
@@ -41,7 +42,7 @@ class Calibration:
 
     With `neighbours` of 1 the answer is the label of the nearest image, and `similarity` is that image's.
     With more the nearest images vote, and `similarity` is compared with the support of the winner (see
-    `winner_and_support`).
+    `search.vote`).
     """
 
     similarity: float  # the threshold
@@ -90,54 +91,6 @@ def promise(stored: Mapping[str, Any]) -> str:
         return f"at least {low}% of the answers are right"
     ends = f"{low}% to {high}%" if high < 100 else f"{low}% or more"
     return f"about {precision}% of the answers are right ({ends})"
-
-
-def winner_and_support(labels: Sequence[str], similarities: Sequence[float]) -> tuple[str, float]:
-    """The most frequent label of the nearest images, nearest first, and its support.
-
-    The winner is that of the search page: on a tie the nearer label wins. Its support is the sum of its
-    similarities divided by the number of voters: high where the nearest images agree and are similar. An
-    image without a label has no vote.
-
-    >>> winner_and_support(["cup", "pen", "cup", ""], [0.9, 0.8, 0.6, 0.5])
-    ('cup', 0.5)
-    """
-    voters = [pair for pair in zip(labels, similarities, strict=True) if pair[0]]
-    if not voters:
-        return "", 0.0
-    names = [label for label, _ in voters]
-    winner = max(dict.fromkeys(names), key=names.count)  # the first of equals is the nearest
-    return winner, sum(similarity for label, similarity in voters if label == winner) / len(voters)
-
-
-@dataclass(frozen=True)
-class VoteDecision:
-    """What the nearest images decide together, and whether their support reaches the stored threshold."""
-
-    label: str
-    support: float
-    neighbours: int
-    threshold: float
-    trusted: bool
-
-    def __str__(self) -> str:
-        if self.trusted:
-            verdict = f"{self.label}, support {self.support:.4f}"
-        else:
-            verdict = f"no match, {self.label or 'no label'} has support {self.support:.4f}"
-        return f"the nearest {self.neighbours} vote: {verdict}; trusted from {self.threshold:.4f} on"
-
-
-def decide_by_vote(index: Index, hits: Sequence[Hit]) -> VoteDecision | None:
-    """The decision of the nearest `hits`, of which the first count; None where no vote was calibrated."""
-    stored = (index.meta.get("threshold") or {}).get("vote")
-    if stored is None:
-        return None
-    first = hits[: stored["neighbours"]]
-    label, support = winner_and_support([hit.label for hit in first], [hit.similarity for hit in first])
-    threshold = float(stored["similarity"])
-    trusted = bool(label) and support >= threshold
-    return VoteDecision(label, support, stored["neighbours"], threshold, trusted)
 
 
 @dataclass(frozen=True)
@@ -281,17 +234,19 @@ def run_trials(
         wrong = [(s, label) for s, label in zip(other[i], other_labels[i], strict=True) if np.isfinite(s)]
         right = [(s, name) for s in same[i] if np.isfinite(s)]
         if wrong:
-            support_other[i] = winner_and_support(*_columns(wrong))[1]
+            support_other[i] = _vote(wrong, neighbours).support
         if right:
             # On a tie the wrong image comes first, as in every count.
-            ranked = sorted([*wrong, *right], key=lambda pair: (-pair[0], pair[1] == name))[:neighbours]
-            winner, support[i] = winner_and_support(*_columns(ranked))
-            correct[i] = winner == name
+            ranked = sorted([*wrong, *right], key=lambda pair: (-pair[0], pair[1] == name))
+            vote = _vote(ranked, neighbours)
+            support[i], correct[i] = vote.support, vote.label == name
     return Trials(support, correct, support_other, names)
 
 
-def _columns(ranked: Sequence[tuple[float, str]]) -> tuple[list[str], list[float]]:
-    return [label for _, label in ranked], [similarity for similarity, _ in ranked]
+def _vote(ranked: Sequence[tuple[float, str]], voters: int) -> Vote:
+    vote = count_votes([label for _, label in ranked], [similarity for similarity, _ in ranked], voters)
+    assert vote is not None  # every image of the trials has a label
+    return vote
 
 
 def _nearest(

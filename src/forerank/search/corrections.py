@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from forerank.data import Table
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name
 from forerank.files import sync_folder, write_atomically
 
 ACTIONS = ("keep", "change", "remove")
@@ -154,8 +154,7 @@ class Corrections:
 
     def decide(self, row: int, action: str, label: str | None = None) -> None:
         """Write a decision down; when this returns it is on the disk."""
-        if action not in ACTIONS:
-            raise unknown("action", action, ACTIONS)
+        check_name("action", action, ACTIONS)
         if not 0 <= row < len(self._table):
             raise InputError(f"there is no image {row}: the table has {len(self._table):,}.")
         label = label.strip() if label is not None and action == "change" else None

@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from forerank.data import Table
 from forerank.errors import InputError
-from forerank.search.audit_claim import Claim, expected_wrong
+from forerank.search.audit_claim import AuditClaim, expected_wrong
 from forerank.search.class_figures import ClassFigures, class_figures
 from forerank.search.duplicates import find_duplicates, near_copies
 from forerank.search.index import Index
 from forerank.search.label_audit import Audit, Ints, audit
-from forerank.search.picture_quality import Measured, PictureIssue, find_issues, measure_pictures
+from forerank.search.picture_quality import PictureIssue, PictureMeasures, find_issues, measure_pictures
 from forerank.search.rows import hash_file
 
 Floats32 = npt.NDArray[np.float32]
@@ -59,7 +59,7 @@ class LabelledCuration(Curation):
     """Also the labels and classes worth a look."""
 
     labels: Audit
-    claim: Claim
+    claim: AuditClaim
     suspects: tuple[Suspect, ...]
     classes: tuple[ClassFigures, ...]
 
@@ -156,7 +156,9 @@ def _suspect(labels: Audit, i: int, rows: Ints, unit: Floats32, shown: int = 4) 
     )
 
 
-def _copies(table: Table, unit: Floats32, measured: Measured, similarity: float) -> tuple[CopyGroup, ...]:
+def _copies(
+    table: Table, unit: Floats32, measured: PictureMeasures, similarity: float
+) -> tuple[CopyGroup, ...]:
     """Groups of near-copies, leakage first."""
     files, groups = table.files, []
     for members, correlation in near_copies(unit, measured.thumbnails, similarity):

@@ -1,4 +1,4 @@
-"""Fewer but different results: one per class, near-duplicates folded; and what the nearest labels say."""
+"""Fewer but different results: one per class, with near-duplicates folded."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import numpy as np
 
 from forerank.search.engine import EVERYTHING, Filter, Vectors
 from forerank.search.index import Hit, Index, Matches
+from forerank.search.vote import VOTERS, Vote, calibrated_vote, vote_on_hits
 
-VOTERS = 7  # the nearest images whose labels are counted
 DEEPEST = 2000  # images looked at for the sake of different ones
 DUPLICATE = 0.98  # the similarity from which on `forerank duplicates` calls two images near-identical
 MOST_FOLDED = 24  # folded images that are told of one result
@@ -20,34 +20,6 @@ class Result:
 
     hit: Hit
     folded: tuple[Hit, ...] = ()
-
-
-@dataclass(frozen=True)
-class Vote:
-    """The label that most of the nearest images have."""
-
-    label: str
-    votes: int
-    voters: int
-    similarity: float  # of the nearest image that has it
-
-    def __str__(self) -> str:
-        return f"{self.label}: {self.votes} of the {self.voters} nearest, similarity {self.similarity:.2f}"
-
-
-def vote(hits: Sequence[Hit], voters: int = VOTERS) -> Vote | None:
-    """What the nearest labelled images are called; the nearer label wins a tie. None where none has a label.
-
-    >>> hits = [Hit(i + 1, i, "", label, 0.9 - i / 10) for i, label in enumerate("abbac")]
-    >>> print(vote(hits, 4))
-    a: 2 of the 4 nearest, similarity 0.90
-    """
-    labelled = [hit for hit in hits if hit.label][:voters]
-    if not labelled:
-        return None
-    labels = [hit.label for hit in labelled]
-    best = max(dict.fromkeys(labels), key=labels.count)  # the first of equals: labels are in order of rank
-    return Vote(best, labels.count(best), len(labels), labelled[labels.index(best)].similarity)
 
 
 @dataclass(frozen=True)
@@ -81,13 +53,16 @@ def search_distinct(
         fold: hide an image behind a nearer one if the two are at least this similar.
     """
     thin = one_per_class or fold is not None
-    depth = max(k, VOTERS)
+    voters, _ = calibrated_vote(index.meta) or (VOTERS, None)
+    depth = max(k, voters)
     while True:
         nearest = index.search_vectors(query[None], depth, where, without=without)[0]
         hits = nearest.hits
         results = _thin_out(index, hits, one_per_class, fold) if thin else [Result(hit) for hit in hits]
         if len(results) >= k or len(nearest) < depth or depth >= DEEPEST:
-            return Answer(Matches(hits, nearest.threshold), tuple(results[:k]), vote(hits))
+            return Answer(
+                Matches(hits, nearest.threshold), tuple(results[:k]), vote_on_hits(index.meta, hits)
+            )
         depth = min(DEEPEST, 4 * depth)
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from forerank.errors import InputError
+from forerank.errors import InputError, nearest
 from forerank.search.rows import Row
 
 Vectors = npt.NDArray[np.float32]
@@ -59,11 +59,11 @@ EVERYTHING = Filter()
 class Abilities:
     """What an engine can do beyond its methods; the other modules ask here instead of naming engines."""
 
-    approximate: bool  # builds an approximate index, or none, as `update` is told
-    keeps_model: bool  # keeps a copy of the model beside the vectors
-    dense_ids: bool  # ids are 0, 1, 2, ... without gaps
-    filters_on_server: bool  # rows that a filter rejects never reach this process
-    excludes_writers: bool  # a second update is refused while one runs
+    approximate: bool = False  # builds an approximate index, or none, as `update` is told
+    keeps_model: bool = False  # keeps a copy of the model beside the vectors
+    dense_ids: bool = False  # ids are 0, 1, 2, ... without gaps
+    filters_on_server: bool = False  # rows that a filter rejects never reach this process
+    excludes_writers: bool = False  # a second update is refused while one runs
     averages: bool = False  # searches averages of neighbours, if the meta data ask for them (`rerank`)
 
 
@@ -171,8 +171,10 @@ def open_engine(address: str | Path) -> Engine:
     if not (colon and scheme in ENGINES):
         if colon and scheme.isidentifier() and not Path(address).exists():
             forms = ", ".join(engine_class(name).forms for name in ENGINES)
+            guess = nearest(scheme, filter(None, ENGINES))
+            hint = f" did you mean {guess!r}?" if guess else ""
             raise InputError(
-                f"unknown kind of index {scheme!r} in {str(address)!r}: give {forms}. "
+                f"unknown kind of index {scheme!r} in {str(address)!r}:{hint} Give {forms}. "
                 f"A folder of that name is written ./{address}."
             )
         scheme = ""

@@ -34,12 +34,7 @@ class FolderEngine:
     """
 
     abilities = Abilities(
-        approximate=True,
-        keeps_model=True,
-        dense_ids=True,
-        filters_on_server=False,
-        excludes_writers=True,
-        averages=True,
+        approximate=True, keeps_model=True, dense_ids=True, excludes_writers=True, averages=True
     )
     forms = "a folder"
 
@@ -93,7 +88,7 @@ class FolderEngine:
     def search(self, queries: Vectors, k: int, where: Filter = EVERYTHING) -> RowNeighbours:
         opened = self._open()
         if where != EVERYTHING:
-            condition, values = generation.condition_of(where)
+            condition, values = generation.sql_condition(where)
             ids = self._execute(f"SELECT id FROM rows WHERE {condition} ORDER BY id", values)
             accepted = np.fromiter((number for (number,) in ids), np.int64, len(ids))
             # Exactly, also where there is a graph: a graph walks over rows that the filter rejects.
@@ -123,7 +118,7 @@ class FolderEngine:
         return np.ascontiguousarray(everything[wanted])
 
     def page(self, after: int = -1, limit: int = 60, where: Filter = EVERYTHING) -> list[Row]:
-        condition, values = generation.condition_of(where)
+        condition, values = generation.sql_condition(where)
         return self._select(f"WHERE id > ? AND {condition} ORDER BY id LIMIT ?", [after, *values, limit])
 
     def values(self, column: str, text: str = "", limit: int = 50) -> list[str]:
@@ -147,9 +142,9 @@ class FolderEngine:
             after = rows[-1].id
 
     def _select(self, condition: str, values: Sequence[object]) -> list[Row]:
-        found = self._execute(f"SELECT {generation.COLUMNS} FROM rows {condition}", values)
+        cells = self._execute(f"SELECT {generation.COLUMNS} FROM rows {condition}", values)
         try:
-            return list(generation.to_rows(found))
+            return list(generation.to_rows(cells))
         except (ValueError, TypeError) as error:  # a cell is of another type than was written
             raise self._damaged_rows(error) from error
 
@@ -173,7 +168,7 @@ class FolderEngine:
 
     def verify(self) -> int:
         opened = self._open()
-        return generation.verify(opened.folder, opened.meta)
+        return generation.verify_checksums(opened.folder, opened.meta)
 
     def close(self) -> None:
         if self._opened is not None:
@@ -218,7 +213,7 @@ class FolderEngine:
             try:
                 opened = _open_current(self.folder)
                 if opened is not None:  # damage must not get a checksum of its own in the new generation
-                    generation.verify(opened.folder, opened.meta)
+                    generation.verify_checksums(opened.folder, opened.meta)
             except InputError:
                 opened = None  # damaged: nothing is taken over from it
             journals = Journals(self.folder, dim, model, rank)
@@ -363,7 +358,7 @@ class _FolderUpdate:
         say(f"building an approximate index over {len(vectors):,} vectors ...")
         started = time.perf_counter()
         graph = hnsw.build(vectors)
-        measured = hnsw.measure(graph, vectors, time.perf_counter() - started)
+        measured = hnsw.measure_recall(graph, vectors, time.perf_counter() - started)
         if choice is None and (measured.recall < 0.98 or measured.speedup < 2):
             say(f"{measured}: does not pay, searches stay exact")
             return None

@@ -82,7 +82,7 @@ def read_meta(generation: Path) -> Meta:
                 f"{generation / name} is damaged: it has {actual} bytes instead of {about['size']}: {AGAIN}"
             )
     if sum(about["size"] for about in meta["files"].values()) <= VERIFIED_WHEN_OPENED:
-        verify(generation, meta)
+        verify_checksums(generation, meta)
     return meta
 
 
@@ -98,7 +98,7 @@ def describe_files(generation: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def verify(generation: Path, meta: Meta) -> int:
+def verify_checksums(generation: Path, meta: Meta) -> int:
     """Read every file of a generation and compare it with its checksum; the number of bytes read."""
     for name, about in meta["files"].items():
         if files.file_checksum(generation / name) != about["checksum"]:
@@ -140,7 +140,7 @@ def _contains(path: str, label: str, folded: str) -> bool:
     return folded in path.casefold() or folded in label.casefold()
 
 
-def condition_of(where: Filter) -> tuple[str, list[object]]:
+def sql_condition(where: Filter) -> tuple[str, list[object]]:
     """A filter as an SQL condition and the values of its question marks."""
     conditions, values = ["1"], list[object]()
     if where.label is not None:

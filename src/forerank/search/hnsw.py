@@ -21,7 +21,7 @@ WORTH_TRYING = 60_000_000
 
 
 @dataclass(frozen=True)
-class Measured:
+class IndexMeasure:
     """What the approximate index is worth on queries drawn from the index itself (each without itself)."""
 
     recall: float  # share of the true 10 nearest that are found
@@ -52,7 +52,7 @@ def build(vectors: Vectors) -> Any:
     return graph
 
 
-def measure(
+def measure_recall(
     graph: Any,
     vectors: Vectors,
     seconds: float,
@@ -60,7 +60,7 @@ def measure(
     wanted: float = 0.99,
     widths: Sequence[int] = SEARCH_WIDTHS,
     seed: int = 0,
-) -> Measured:
+) -> IndexMeasure:
     """Choose the narrowest search that reaches the wanted recall@10, and time it against exact search."""
     generator = np.random.default_rng(seed)
     sample = np.sort(generator.choice(len(vectors), size=min(200, len(vectors)), replace=False))
@@ -82,7 +82,7 @@ def measure(
     for query in queries[:50]:
         search(graph, query[None], 10, width)
     approximate = (time.perf_counter() - started) / len(queries[:50])
-    return Measured(recall, width, exact / max(approximate, 1e-9), len(queries), seconds)
+    return IndexMeasure(recall, width, exact / max(approximate, 1e-9), len(queries), seconds)
 
 
 def promising(vectors: Vectors, seed: int = 0) -> bool:
@@ -95,7 +95,7 @@ def promising(vectors: Vectors, seed: int = 0) -> bool:
     rows = np.sort(generator.choice(len(vectors), size=min(SAMPLE, len(vectors)), replace=False))
     sample = np.ascontiguousarray(vectors[rows])
     # A search wider than the third of these is hardly faster than an exact one.
-    return measure(build(sample), sample, 0.0, widths=SEARCH_WIDTHS[:3]).recall >= 0.98
+    return measure_recall(build(sample), sample, 0.0, widths=SEARCH_WIDTHS[:3]).recall >= 0.98
 
 
 def search(graph: Any, queries: Vectors, k: int, width: int) -> tuple[Ids, Vectors]:

@@ -254,8 +254,8 @@ class Index:
     ) -> list[Matches]:
         """The k nearest images of each vector of (Q, D); `without`: ids of images that do not count."""
         queries = unit_vectors(vectors, self.dim)
-        found = find_reranked(self.engine, self._find, queries, _positive(k), where, self._rerank, without)
-        return self._matches(found)
+        nearest = find_reranked(self.engine, self._find, queries, _positive(k), where, self._rerank, without)
+        return self._matches(nearest)
 
     def search_row(self, row: int, k: int = 10, where: Filter = EVERYTHING) -> Matches:
         """The k nearest images of an indexed one, without itself. An unknown id raises KeyError."""

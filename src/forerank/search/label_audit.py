@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse.csgraph import connected_components
 
 from forerank.data import Table
 from forerank.errors import InputError
@@ -99,8 +100,8 @@ def audit(
         >>> labels = np.repeat(["a", "b", "c"], 10)
         >>> vectors = np.repeat(np.eye(3, 8), 10, axis=0) + 0.05 * rng.normal(size=(30, 8))
         >>> labels[4] = "c"
-        >>> found = audit(vectors, Table([f"{i}.png" for i in range(30)], labels, ["train"] * 30))
-        >>> np.flatnonzero(found.suspect).tolist(), found.suggestion[4]
+        >>> audited = audit(vectors, Table([f"{i}.png" for i in range(30)], labels, ["train"] * 30))
+        >>> np.flatnonzero(audited.suspect).tolist(), audited.suggestion[4]
         ([4], np.str_('a'))
     """
     if len(vectors) != len(table):
@@ -154,20 +155,20 @@ def count_before(vectors: npt.NDArray[Any], table: Table, near: RankedLists, *, 
                 before[i], before_nearest[i] = ahead.mean(), ahead[0]
                 reach[i] = int((ahead <= positives[i] // 4).sum())
     chance = _chance(before_nearest, positives, size - 1 - positives)
-    suggestion, agreement = _vote(near.index, near.similarity, codes, len(table.classes))
+    suggestion, agreement = _suggested_labels(near.index, near.similarity, codes, len(table.classes))
     suspect = (np.nan_to_num(chance, nan=0.0) >= limit) & (suggestion != codes)
     return Counts(positives, before, before_nearest, chance, suspect, suggestion, agreement, reach)
 
 
-def score(found: Audit, wrong: npt.NDArray[np.bool_]) -> AuditScore:
+def score(audit: Audit, wrong: npt.NDArray[np.bool_]) -> AuditScore:
     """Compare suspects with the rows (N,) whose labels are known to be wrong."""
-    hits = int((found.suspect & wrong).sum())
-    ranked = wrong[found.order()]
+    hits = int((audit.suspect & wrong).sum())
+    ranked = wrong[audit.order()]
     precisions = np.cumsum(ranked) / np.arange(1, len(ranked) + 1)
     return AuditScore(
         int(wrong.sum()),
-        int(found.suspect.sum()),
-        hits / max(1, int(found.suspect.sum())),
+        int(audit.suspect.sum()),
+        hits / max(1, int(audit.suspect.sum())),
         hits / max(1, int(wrong.sum())),
         float(precisions[ranked].mean()) if ranked.any() else 1.0,
     )
@@ -190,7 +191,7 @@ def _chance(before_nearest: Floats, positives: Ints, negatives: Ints) -> Floats:
     return result
 
 
-def _vote(
+def _suggested_labels(
     nearest: Ints, similarity: npt.NDArray[np.floating[Any]], codes: Ints, classes: int
 ) -> tuple[Ints, Floats]:
     """The most frequent label (code) among the nearest images and its share; on a tie the more similar."""
@@ -213,25 +214,24 @@ def _split_classes(
     left out: a wrong label is not a centre.
     """
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    found = []
+    split_classes = []
     order = np.argsort(table.label_ids, kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(table.label_ids[order])) + 1):
         kept = members[~suspect[members]]
         if len(kept) < 4:
             continue
-        leader = np.arange(len(members))
-        nearest_first = neighbours(vectors[members], np.zeros(len(members), int), k=len(members)).index
-        for i in range(len(members)):
-            for j in nearest_first[i, : reach[members[i]]]:
-                a, b = leader[i], leader[j]
-                if a != b and not suspect[members[i]] and not suspect[members[j]]:
-                    leader[leader == max(a, b)] = min(a, b)
-        parts = [members[(leader == name) & ~suspect[members]] for name in np.unique(leader)]
+        size = len(members)
+        nearest_first = neighbours(vectors[members], np.zeros(size, int), k=size).index  # (n, n - 1)
+        held, sound = np.zeros((size, size), bool), ~suspect[members]
+        for i in np.flatnonzero(sound):
+            held[i, nearest_first[i, : reach[members[i]]]] = True
+        number, part_of = connected_components(held & sound, directed=False)
+        parts = [members[(part_of == name) & sound] for name in range(number)]
         parts = [part for part in parts if len(part) >= max(2, 0.2 * len(kept))]
         if len(parts) >= 2:
             centres = tuple(_central_first(unit, part) for part in sorted(parts, key=len, reverse=True))
-            found.append(SplitClass(str(table.label[members[0]]), len(members), centres))
-    return sorted(found, key=lambda split: (-len(split.centres[1]) / split.images, split.label))
+            split_classes.append(SplitClass(str(table.label[members[0]]), len(members), centres))
+    return sorted(split_classes, key=lambda split: (-len(split.centres[1]) / split.images, split.label))
 
 
 def _central_first(unit: npt.NDArray[Any], rows: Ints) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from forerank.errors import InputError, require
 from forerank.search.engine import EVERYTHING, Abilities, Filter, Ids, Meta, RowNeighbours, Vectors
 from forerank.search.milvus_claim import claimed
 from forerank.search.milvus_connection import INFIX_LIKE, PATIENT_ATTEMPTS, Connection, repeat
-from forerank.search.milvus_filter import condition_of, folded_text
+from forerank.search.milvus_filter import folded_text, milvus_condition
 from forerank.search.rows import LARGEST_ID, Row, id_of
 
 FORMAT = 2
@@ -41,9 +41,7 @@ BATCH_BYTES = 8 * 2**20  # of vectors in one request; Milvus takes 64 MB
 class MilvusEngine:
     """An index in a Milvus collection; see `forerank.search.engine.Engine` for what each method promises."""
 
-    abilities = Abilities(
-        approximate=False, keeps_model=False, dense_ids=False, filters_on_server=True, excludes_writers=True
-    )
+    abilities = Abilities(filters_on_server=True, excludes_writers=True)
     forms = "milvus:FILE.db or milvus:http://HOST:PORT#COLLECTION"
 
     def __init__(self, address: str) -> None:
@@ -105,7 +103,7 @@ class MilvusEngine:
         if k > MOST_NEIGHBOURS:
             raise InputError(f"Milvus gives at most {MOST_NEIGHBOURS} neighbours, not {k}.")
         answers: list[list[dict[str, Any]]] = []
-        condition = condition_of(where)
+        condition = milvus_condition(where)
         if self._filters_here(where):
             accepted = islice(self._rows_here(where, "id >= 0", BATCH_ROWS), MOST_CHOSEN + 1)
             chosen = [row.id for row in accepted]
@@ -167,14 +165,14 @@ class MilvusEngine:
     def _rows_here(self, where: Filter, also: str, batch: int) -> Iterator[Row]:
         """The rows that a filter accepts, by ascending id."""
         here = self._filters_here(where)
-        condition = condition_of(replace(where, text="") if here else where, also)
+        condition = milvus_condition(replace(where, text="") if here else where, also)
         for records in self._iterate(condition, FIELDS, BATCH_ROWS if here else min(batch, BATCH_ROWS)):
             yield from (row for row in map(_row, records) if not here or where.accepts(row))
 
     def values(self, column: str, text: str = "", limit: int = 50) -> list[str]:
         values, folded = set[str](), text.casefold()
         where = Filter(text="" if self._filters_here(Filter(text=text)) else text)
-        condition, field = condition_of(where, 'label != ""'), "label"
+        condition, field = milvus_condition(where, 'label != ""'), "label"
         if column != "label":
             condition, field = "id >= 0", "columns"
         for records in self._iterate(condition, ["id", field], BATCH_ROWS):
@@ -247,12 +245,7 @@ class MilvusEngine:
         pymilvus = require("pymilvus")
         client, kinds = self._connection.client, pymilvus.DataType
         for name, width, texts, index in (
-            (
-                self._name,
-                dim,
-                LONGEST_TEXTS,
-                "AUTOINDEX" if self._remote else "FLAT",
-            ),
+            (self._name, dim, LONGEST_TEXTS, "AUTOINDEX" if self._remote else "FLAT"),
             (self._name + "_meta", 2, {"body": LONGEST_META}, "FLAT"),
         ):
             if self._call("has_collection", name):

@@ -16,10 +16,10 @@ def folded_text(text: str) -> str:
     return text.casefold().translate(PLAIN)
 
 
-def condition_of(where: Filter, also: str = "id >= 0") -> str:
+def milvus_condition(where: Filter, also: str = "id >= 0") -> str:
     """A filter in Milvus' own language.
 
-    >>> condition_of(Filter(label="a", text="Shoe", columns=(("price", "9"),)))
+    >>> milvus_condition(Filter(label="a", text="Shoe", columns=(("price", "9"),)))
     'id >= 0 and label == "a" and folded like "%shoe%" and columns["price"] == "9"'
     """
     conditions = [also]

@@ -1,4 +1,4 @@
-"""The model of an index, and what computed its vectors: they can only be compared with their like."""
+"""The model of an index, and what computed its vectors: only vectors of the same origin can be compared."""
 
 from forerank.errors import InputError
 

@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Measured:
+class PictureMeasures:
     """What was measured of N pictures; NaN where a picture cannot be read or is too small to judge."""
 
     side: Floats  # (N,) pixels of the shorter side
@@ -60,7 +60,7 @@ class PictureIssue:
     reason: str
 
 
-def measure_pictures(table: Table) -> Measured:
+def measure_pictures(table: Table) -> PictureMeasures:
     """Decode every picture once, in threads."""
     boxes = [None] * len(table) if table.box is None else [tuple(map(int, box)) for box in table.box]
     work = list(zip(table.files, boxes, strict=True))
@@ -69,7 +69,7 @@ def measure_pictures(table: Table) -> Measured:
     numbers = np.array([one[0] for one in each], dtype=np.float64).reshape(-1, 3)
     thumbnails = np.stack([one[1] for one in each]) if each else np.zeros((0, 3 * THUMBNAIL**2), np.float32)
     reasons = {row: one[2] for row, one in enumerate(each) if one[2]}
-    return Measured(numbers[:, 0], numbers[:, 1], numbers[:, 2], thumbnails, reasons)
+    return PictureMeasures(numbers[:, 0], numbers[:, 1], numbers[:, 2], thumbnails, reasons)
 
 
 def _measure(file: Path, box: Any) -> tuple[tuple[float, float, float], npt.NDArray[np.float32], str]:
@@ -125,7 +125,7 @@ def unusually_low(values: Floats) -> npt.NDArray[np.bool_]:
     return low
 
 
-def find_issues(vectors: npt.NDArray[Any] | None, measured: Measured) -> list[PictureIssue]:
+def find_issues(vectors: npt.NDArray[Any] | None, measured: PictureMeasures) -> list[PictureIssue]:
     """Pictures worth a look, by kind and then the most extreme first.
 
     Args:

@@ -59,13 +59,13 @@ def find_reranked(
         return _with_cosines(engine, queries, nearest(asked.astype(np.float32), k))
     if isinstance(chosen, Averaging):
         return _with_cosines(engine, queries, nearest(queries, k))
-    found = nearest(queries, max(k, chosen.depth))
-    for query, ids, similarities in zip(queries, found.ids, found.similarities, strict=True):
+    first = nearest(queries, max(k, chosen.depth))
+    for query, ids, similarities in zip(queries, first.ids, first.similarities, strict=True):
         head = int((ids[: chosen.depth] >= 0).sum())
         if head:
             order = np.argsort(_distances(engine, query, ids[:head], chosen), kind="stable")
             ids[:head], similarities[:head] = ids[order], similarities[order]
-    return RowNeighbours(found.ids[:, :k], found.similarities[:, :k])
+    return RowNeighbours(first.ids[:, :k], first.similarities[:, :k])
 
 
 def write_averages(path: Path, vectors: Vectors, chosen: Averaging) -> Vectors:
@@ -89,13 +89,13 @@ def write_averages(path: Path, vectors: Vectors, chosen: Averaging) -> Vectors:
     return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-def _leave_out(found: RowNeighbours, without: Collection[int], k: int) -> RowNeighbours:
+def _leave_out(nearest: RowNeighbours, without: Collection[int], k: int) -> RowNeighbours:
     """The first k rows that are not left out; -1 fills the places that stay empty, as in any answer."""
-    gone = np.isin(found.ids, list(without)) | (found.ids < 0)
+    gone = np.isin(nearest.ids, list(without)) | (nearest.ids < 0)
     order = np.argsort(gone, axis=1, kind="stable")[:, :k]
     empty = np.take_along_axis(gone, order, axis=1)
-    ids = np.where(empty, -1, np.take_along_axis(found.ids, order, axis=1))
-    similarities = np.where(empty, -np.inf, np.take_along_axis(found.similarities, order, axis=1))
+    ids = np.where(empty, -1, np.take_along_axis(nearest.ids, order, axis=1))
+    similarities = np.where(empty, -np.inf, np.take_along_axis(nearest.similarities, order, axis=1))
     return RowNeighbours(ids, similarities.astype(np.float32))
 
 
@@ -109,10 +109,10 @@ def _distances(engine: Engine, query: Vectors, ids: np.ndarray, chosen: Reciproc
     return reciprocal_distances(np.vstack([query, engine.vectors(ids.tolist())]).astype(np.float64), chosen)
 
 
-def _with_cosines(engine: Engine, queries: Vectors, found: RowNeighbours) -> RowNeighbours:
+def _with_cosines(engine: Engine, queries: Vectors, nearest: RowNeighbours) -> RowNeighbours:
     """The same rows with the cosine of each image's own vector and the query."""
-    similarities = np.full(found.ids.shape, -np.inf, np.float32)
-    for query, ids, line in zip(queries, found.ids, similarities, strict=True):
+    similarities = np.full(nearest.ids.shape, -np.inf, np.float32)
+    for query, ids, line in zip(queries, nearest.ids, similarities, strict=True):
         real = ids >= 0
         line[real] = engine.vectors(ids[real].tolist()) @ query
-    return RowNeighbours(found.ids, similarities)
+    return RowNeighbours(nearest.ids, similarities)

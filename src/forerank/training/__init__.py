@@ -3,8 +3,9 @@
 Names are loaded on first use: reading a recipe does not import torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from forerank.lazy import import_on_demand
 
 _HOMES = {
     "Recipe": "recipe",
@@ -60,7 +61,4 @@ if TYPE_CHECKING:
     from forerank.training.run_evaluation import choose_run_reranking, embed_run, evaluate_run
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"forerank.training.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'forerank.training' has no attribute {name!r}")
+__getattr__ = import_on_demand(__name__, _HOMES)

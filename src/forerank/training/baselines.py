@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from forerank.console import say
-from forerank.errors import InputError, MissingExtraError, require, unknown
+from forerank.errors import InputError, check_name, require
 from forerank.losses import CrossBatchMemory, RankingLoss, create_loss
 from forerank.losses.gather import gather_rows, world_size
 from forerank.training.recipe import Recipe
@@ -23,10 +23,7 @@ REPLACED = {
     "PNPLoss": ("PNP-Dq", "needs memory cubic in the batch and gives NaN gradients in half precision"),
 }
 # Arguments where its constructor has no default (its documentation's value), or one that is not the paper's.
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "HistogramLoss": {"n_bins": 100},
-    "MarginLoss": {"learn_beta": True},
-}
+ARGUMENTS: dict[str, dict[str, Any]] = {"HistogramLoss": {"n_bins": 100}, "MarginLoss": {"learn_beta": True}}
 # Not losses of (embeddings, labels).
 APART = {"CrossBatchMemory", "SelfSupervisedLoss", "VICRegLoss", "PNPLoss", "SmoothAPLoss"}
 
@@ -58,18 +55,6 @@ def build_loss(recipe: Recipe, classes: int, embedding_dim: int) -> nn.Module:
     if not isinstance(loss, RankingLoss):
         _refuse_without_references(loss, name, classes, embedding_dim)
     return CrossBatchMemory(loss, recipe.loss.memory)
-
-
-def check_loss(recipe: Recipe) -> None:
-    """Refuse a loss or an argument of it that does not exist; a peer's that is not installed may be right.
-
-    >>> from forerank.training.recipe import override
-    >>> check_loss(override(Recipe(), ["loss=PNP-Dx"]))
-    Traceback (most recent call last):
-    forerank.errors.InputError: unknown loss 'PNP-Dx': did you mean 'PNP-Ds'? Valid: ...
-    """
-    with suppress(MissingExtraError):
-        build_loss(recipe, classes=2, embedding_dim=8)
 
 
 def _refuse_without_references(loss: nn.Module, name: str, classes: int, embedding_dim: int) -> None:
@@ -121,12 +106,10 @@ def _peer(
     name: str, kind: str, available: Mapping[str, type], arguments: dict[str, Any], given: dict[str, Any]
 ) -> nn.Module:
     """One of the peer's classes built with those of `arguments` that it accepts; `given` are all checked."""
-    if name not in available:
-        raise unknown(f"{kind} of pytorch-metric-learning", name, sorted(available))
+    check_name(f"{kind} of pytorch-metric-learning", name, sorted(available))
     accepted = _arguments(available[name])
     for key in given:
-        if key not in accepted:
-            raise unknown(f"argument of {PREFIX}{name}", key, sorted(accepted))
+        check_name(f"argument of {PREFIX}{name}", key, sorted(accepted))
     arguments = {key: value for key, value in arguments.items() if key in accepted}
     try:
         return cast(nn.Module, available[name](**arguments))

@@ -1,4 +1,4 @@
-"""Recall@1 over the whole catalogue: what a search page delivers that holds every class."""
+"""Recall@1 over the whole catalogue: what a search page over all classes delivers."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ class CheckpointError(ForerankError):
 
 
 def cannot_write(what: str, run: Path, error: Exception) -> CheckpointError:
-    """The sentence of a full disk.
+    """The error for a file that cannot be written, for instance because the disk is full.
 
     >>> print(cannot_write("runs/a/metrics.jsonl", Path("runs/a"), OSError(28, "No space left on device")))
     cannot write runs/a/metrics.jsonl (No space left on device): what was saved before is intact; make room, \

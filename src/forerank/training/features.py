@@ -85,17 +85,17 @@ def cached_features(
     open_encoder: Callable[[], Encode], part: Part, file: Path, recipe: Recipe, processes: Processes
 ) -> tuple[Tensor, Table]:
     """Pooled features (n, C) of a part and the table of its readable rows, from the cache if possible."""
-    found = _read(file, part.table) or _known_from_other_runs(file.parent, part.table)
-    if found is None:
+    features = _read(file, part.table) or _known_from_other_runs(file.parent, part.table)
+    if features is None:
         if processes.first:
             where = f"kept in {file.parent} for other runs"
             say(f"computing features of {len(part.table):,} {part.title} images, {where}")
         embedded = embed(open_encoder(), part, recipe, processes, title="features of")
-        found = torch.from_numpy(embedded.vectors), embedded.table
+        features = torch.from_numpy(embedded.vectors), embedded.table
         if processes.first:
             _write(file, embedded, part.table)
     wait_for_all(processes)
-    return found
+    return features
 
 
 def _known_from_other_runs(folder: Path, table: Table) -> tuple[Tensor, Table] | None:

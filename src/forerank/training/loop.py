@@ -2,8 +2,8 @@
 
 One process and many run the same lines: start it with ``forerank train ...`` or with
 ``torchrun --nproc-per-node N -m forerank train ...``. All randomness follows from the recipe's seed and the
-step, so the state of a run is its weights, the optimiser's moments and a few numbers; killed and resumed, it
-ends the same.
+step, so the state of a run is its weights, the optimiser's moments and a few numbers, and a
+run that was killed and resumed ends with the same weights.
 """
 
 import math
@@ -18,7 +18,7 @@ import torch
 
 from forerank.console import say
 from forerank.machine import choose_device
-from forerank.metrics.registry import is_better, told
+from forerank.metrics.registry import figures_line, is_better
 from forerank.training.assemble import Assembly, assemble, build_model
 from forerank.training.batches import Batch, Stream
 from forerank.training.checkpoint import (
@@ -57,11 +57,7 @@ class State:
 
 
 def train(
-    recipe: Recipe,
-    run: Path,
-    *,
-    deadline: float | None = None,
-    prelude: Prelude | None = None,
+    recipe: Recipe, run: Path, *, deadline: float | None = None, prelude: Prelude | None = None
 ) -> Outcome:
     """Train by a recipe into a run folder; a run that was started there is resumed where it stopped.
 
@@ -248,7 +244,7 @@ def _validate(a: Assembly, state: State, record: Record, run: Path, interruption
     record.add(state.step, validation=figures)
     if a.processes.first:
         remark = ", the best so far" if improved else ""
-        say(f"step {state.step:,}: validation {told(figures)}{remark}")
+        say(f"step {state.step:,}: validation {figures_line(figures)}{remark}")
 
 
 def _save(run: Path, a: Assembly, state: State, link: str) -> None:

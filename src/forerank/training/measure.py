@@ -119,13 +119,7 @@ def measure(
 
 def image_part(table: Table, preprocessing: Views, recipe: Recipe, title: str, *, cache: bool) -> Part:
     """A part read as images."""
-    data = ImageDataset(
-        table,
-        preprocessing,
-        on_bad=recipe.data.on_bad,
-        cache=cache,
-        seed=recipe.seed,
-    )
+    data = ImageDataset(table, preprocessing, on_bad=recipe.data.on_bad, cache=cache, seed=recipe.seed)
     return Part(table, data, title)
 
 

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from forerank.console import format_table, say
 from forerank.errors import ForerankError
 from forerank.metrics import Evaluation
-from forerank.metrics.registry import is_better, shown, title, told
+from forerank.metrics.registry import figures_line, is_better, shown, title
 from forerank.models import EmbeddingModel, load_model, save_model
 from forerank.models.storage import REFIT
-from forerank.report import Choice, write_report
+from forerank.report import CheckpointChoice, write_report
 from forerank.report.plain_words import plain_sentence, plain_warnings
 from forerank.training.assemble import Assembly, build_model, encode
 from forerank.training.batches import SMALL_IMAGES
@@ -27,7 +27,7 @@ from forerank.training.prelude import Prelude, luck_sentence
 from forerank.training.prepare import starts_from_saved
 from forerank.training.processes import wait_for_all
 from forerank.training.recipe import Recipe, nested
-from forerank.training.record import RESULTS, Record, read_json, versions, write_json
+from forerank.training.record import RESULTS, Record, computed_with, read_json, write_json
 from forerank.training.whitening import WHITENED
 
 BEFORE = "before.json"
@@ -153,7 +153,8 @@ def measure_before(run: Path, a: Assembly, prelude: Prelude) -> dict[str, Any]:
         for part, evaluation in measured.items():
             if evaluation is not None:
                 keys = dict.fromkeys(("recall@1", "map@r", recipe.evaluation.choose_by))
-                say(f"{name}: {part} {told({key: evaluation[key] for key in keys if key in evaluation})}")
+                figures = {key: evaluation[key] for key in keys if key in evaluation}
+                say(f"{name}: {part} {figures_line(figures)}")
         if a.head_start is not None:
             say(a.head_start.sentence)
     wait_for_all(processes)
@@ -229,7 +230,7 @@ def measure_after(
         "notes": notes,
         "broken": state["broken"],
         "report": None,
-        "versions": versions(),
+        "versions": computed_with(),
     }
     if recipe.data.all_classes:
         classes = len(a.train.table.classes)
@@ -295,7 +296,7 @@ def _measure_chosen(
             further=prelude.sections,
             choice=_choice(recipe, state, before["choice"]),
             recipe=nested(recipe),
-            versions=versions(),
+            versions=computed_with(),
             notes=[*words["warnings"], *which, *notes, f"Next: {next_command(run, recipe)}"],
         )
     return {
@@ -318,9 +319,11 @@ def next_command(run: Path, recipe: Recipe) -> str:
     return f"forerank index {model} {images} -o {index} && forerank serve {index}"
 
 
-def _choice(recipe: Recipe, state: Mapping[str, Any], before: float | None) -> Choice | None:
+def _choice(recipe: Recipe, state: Mapping[str, Any], before: float | None) -> CheckpointChoice | None:
     """How the checkpoint was chosen; None where no part chose."""
-    return None if before is None else Choice(recipe.evaluation.choose_by, state["best_step"], before)
+    return (
+        None if before is None else CheckpointChoice(recipe.evaluation.choose_by, state["best_step"], before)
+    )
 
 
 def notes_of(

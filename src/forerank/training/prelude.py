@@ -25,18 +25,18 @@ class Prelude:
     plain: float | None = None
 
 
-def luck_sentence(trials: int, figure: str, chosen: float, found: float) -> str:
+def luck_sentence(trials: int, figure: str, chosen: float, tested: float) -> str:
     """How much of the gain on the classes that chose is found again on classes that chose nothing.
 
     Args:
         chosen: gain of the figure on the validation classes, as a share.
-        found: gain on the test classes.
+        tested: gain on the test classes.
 
     >>> print(luck_sentence(30, "map@r", 0.05, 0.04))
     30 trainings were compared on the validation classes, where the chosen one gains 5.0 points of mAP@R; \
 on the test classes, which chose nothing, it gains 4.0: about 1.0 points were luck of the choice
     """
-    luck = chosen - found
+    luck = chosen - tested
     end = (
         f"about {100 * luck:.1f} points were luck of the choice"
         if luck > 0
@@ -45,5 +45,5 @@ on the test classes, which chose nothing, it gains 4.0: about 1.0 points were lu
     return (
         f"{trials} trainings were compared on the validation classes, where the chosen one gains "
         f"{100 * chosen:.1f} points of {title(figure)}; on the test classes, which chose nothing, it gains "
-        f"{100 * found:.1f}: {end}"
+        f"{100 * tested:.1f}: {end}"
     )

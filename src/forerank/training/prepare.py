@@ -204,9 +204,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     source = d.source if d.source in DATA_SETS else absolute(d.source)
     root = None if d.root is None else absolute(d.root)
     return replace(
-        recipe,
-        data=replace(d, source=source, root=root),
-        model=replace(recipe.model, backbone=backbone),
+        recipe, data=replace(d, source=source, root=root), model=replace(recipe.model, backbone=backbone)
     )
 
 

@@ -1,4 +1,4 @@
-"""One process or many in the same lines: who am I, what do the others have.
+"""One process or many in the same lines of code: the rank of this process, and what the others hold.
 
 Every function here does the obvious thing in a single process, so the loop never asks how many there are.
 """

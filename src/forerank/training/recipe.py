@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from forerank.errors import InputError, nearest, no_such_path, unknown
+from forerank.errors import InputError, check_name, nearest, no_such_path, unknown
 from forerank.training.sections import (
     BatchSection,
     DataSection,
@@ -350,8 +350,7 @@ def load_recipe(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
     picked = [text for text in chosen if text.startswith("variant=")]
     for text in picked:
         variant = text.removeprefix("variant=")
-        if variant not in variants:
-            raise unknown(f"variant of {where}", variant, list(variants))
+        check_name(f"variant of {where}", variant, variants)
         recipe = recipe_from_dict(
             {**variants[variant], "variant": variant}, f"{where}, variant {variant}", recipe
         )

@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forerank import __version__
 from forerank.errors import ForerankError, InputError
 from forerank.files import DamagedFileError, json_with_checksum, read_json_with_checksum, write_atomically
+from forerank.machine import versions
 from forerank.training.checkpoint import BEST, LAST, cannot_write
 from forerank.training.prepare import with_absolute_paths
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe, differences, flatten, load_recipe, recipe_text
-from forerank.training.trackers import Begin, Tracker, begin_tracking
+from forerank.training.trackers import Begin, Trackers
 
 RECIPE, METRICS, RESULTS, BUDGET = "recipe.yaml", "metrics.jsonl", "results.json", "budget.json"
 RECIPE_CHECKSUM = "# checksum of the lines above: "
@@ -176,35 +176,33 @@ class Record:
             return bool(row["step"] < step or (row["step"] == step and ("loss" in row or validated == step)))
 
         self.history = [row for row in read_history(run) if stays(row)]
-        self._file, self._trackers = None, list[Tracker]()
+        self._file, self._trackers = None, None
         self._run = run
         if not processes.first:
             return
         with explain_write_errors(run / METRICS):
             write_atomically(run / METRICS, "".join(_line(row) for row in self.history))
             self._file = (run / METRICS).open("a", encoding="utf-8")
-        self._trackers = begin_tracking(recipe.tracking, Begin(run, recipe.name, flatten(recipe), step))
+        self._trackers = Trackers(recipe.tracking, Begin(run, recipe.name, flatten(recipe), step))
 
     def add(self, step: int, **values: Any) -> None:
         """One row at a step; nested values are named group/name in the trackers."""
         row = {"step": step, **values}
         self.history.append(row)
-        if self._file is None:
+        if self._file is None or self._trackers is None:
             return
         with explain_write_errors(self._run / METRICS):
             self._file.write(_line(row))
             self._file.flush()
-        scalars = list(_scalars(values))
-        for tracker in self._trackers:
-            tracker.add(scalars, step)
+        self._trackers.add(list(_scalars(values)), step)
 
     def close(self) -> None:
         """Close the files; every row was flushed as it came."""
         if self._file is not None:
             with suppress(OSError):  # the full disk was reported already; the file is closed all the same
                 self._file.close()
-            for tracker in self._trackers:
-                tracker.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -246,16 +244,8 @@ def explain_write_errors(file: Path) -> Iterator[None]:
         raise cannot_write(str(file), file.parent, error) from error
 
 
-def versions() -> dict[str, str]:
-    """What the run was computed with."""
-    import numpy
+def computed_with() -> dict[str, str]:
+    """What the run was computed with: versions, platform and threads."""
     import torch
 
-    return {
-        "forerank": __version__,
-        "torch": str(torch.__version__),
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "threads": str(torch.get_num_threads()),
-    }
+    return {**versions(), "platform": platform.platform(), "threads": str(torch.get_num_threads())}

@@ -41,7 +41,7 @@ class DataSection:
         None, "side of the training views (mode=full); null: the model's; smaller is faster"
     )
     on_bad: Literal["refuse", "skip"] = setting("refuse", "an unreadable image ends the run, or is left out")
-    check: bool = setting(True, "read every image's header first: missing, broken, in train and test alike")
+    check: bool = setting(True, "read image headers first: missing or broken files, copies in train and test")
     merge_classes: int = setting(0, "robustness study: merge every so many training classes into one; 0: off")
     noisy_labels: float = setting(0.0, "robustness study: share of training labels made wrong")
     workers: int | None = setting(None, "image loading processes; null: chosen by the machine")
@@ -158,7 +158,7 @@ class ScheduleSection:
 
 @dataclass(frozen=True)
 class EvaluationSection:
-    """When to look, at what, and when to stop."""
+    """When to validate, by which metrics, and when to stop."""
 
     every: int | None = setting(None, "steps between validations; null: once per epoch")
     patience: int | None = setting(10, "validations without a better recall before stopping; null: never")

@@ -44,7 +44,7 @@ MOST_BYTES = 1 << 30  # of the loss of a large batch: its chunks are a quarter o
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """One line of the report."""
 
     name: str
@@ -59,7 +59,7 @@ class Report:
 
     device: str
     about: dict[str, str]
-    checks: list[Check]
+    checks: list[CheckResult]
 
     @property
     def passed(self) -> bool:
@@ -94,7 +94,7 @@ def self_test(device: str = "auto", seconds: float | None = None) -> Report:
     place = torch.device(choose_device(device))
     seconds = SECONDS if seconds is None else seconds
     end = time.monotonic() + seconds
-    checks: list[Check] = []
+    checks: list[CheckResult] = []
     for name, check in _checks(place, end):
         began = time.monotonic()
         try:
@@ -105,7 +105,7 @@ def self_test(device: str = "auto", seconds: float | None = None) -> Report:
             result, detail = LEFT_OUT, str(reason)
         except Exception as error:  # whatever a device raises is what the report is for
             result, detail = FAILED, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        checks.append(Check(name, result, detail, round(time.monotonic() - began, 2)))
+        checks.append(CheckResult(name, result, detail, round(time.monotonic() - began, 2)))
     return Report(str(place), _about(place), checks)
 
 
@@ -149,23 +149,23 @@ def _batch(count: int, width: int, each: int = 8) -> tuple[Tensor, Tensor]:
     return centres[labels] + 1.5 * torch.randn(count, width, generator=generator), labels
 
 
-def _apart(found: Tensor, expected: Tensor) -> float:
+def _apart(actual: Tensor, expected: Tensor) -> float:
     """The largest difference, in units of the largest value expected."""
-    return float((found.cpu() - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+    return float((actual.cpu() - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
 
 
 def _losses(place: torch.device) -> str:
     vectors, labels = _batch(192, 64)
     worst, names = {}, loss_names()
     for name in names:
-        found = []
+        results = []
         for device in (torch.device("cpu"), place):
             batch = vectors.to(device).detach().requires_grad_()  # also where it is there already
             loss = create_loss(name)(batch, labels.to(device))
             loss.backward()
             assert batch.grad is not None
-            found.append((loss.detach(), batch.grad.cpu()))
-        (expected, slope), (value, gradient) = found
+            results.append((loss.detach(), batch.grad.cpu()))
+        (expected, slope), (value, gradient) = results
         worst[name] = max(_apart(value, expected), _apart(gradient, slope))
     name = max(worst, key=lambda name: worst[name])
     if not worst[name] <= LOSS_TOLERANCE:
@@ -196,10 +196,10 @@ def _training_step(place: torch.device, precision: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         _draw(Path(folder, "images"))
         expected, _ = _first_loss(Path(folder), "cpu", "fp32")
-        found, seconds = _first_loss(Path(folder), str(place), precision)
-    if not abs(found - expected) <= STEP_TOLERANCE[precision] * abs(expected):
-        raise ArithmeticError(f"the loss is {found:.5f} and on the CPU in fp32 {expected:.5f}")
-    return f"loss {found:.5f}, on the CPU in fp32 {expected:.5f}; {seconds:.3f} s per step"
+        loss, seconds = _first_loss(Path(folder), str(place), precision)
+    if not abs(loss - expected) <= STEP_TOLERANCE[precision] * abs(expected):
+        raise ArithmeticError(f"the loss is {loss:.5f} and on the CPU in fp32 {expected:.5f}")
+    return f"loss {loss:.5f}, on the CPU in fp32 {expected:.5f}; {seconds:.3f} s per step"
 
 
 def _first_loss(folder: Path, device: str, precision: str) -> tuple[float, float]:
@@ -287,11 +287,11 @@ def _speed(place: torch.device) -> str:
     )
 
 
-def _best(work: Callable[[], None], times: int = 2) -> float:
-    """Seconds of the fastest of some calls, after one that warms up."""
+def _best(work: Callable[[], None]) -> float:
+    """Seconds of the faster of two calls, after one that warms up."""
     work()
     taken = []
-    for _ in range(times):
+    for _ in range(2):
         began = time.perf_counter()
         work()
         taken.append(time.perf_counter() - began)
@@ -337,8 +337,7 @@ def share_the_work(device: str) -> str:
         assert batch.grad is not None
         # A gathered loss multiplies its gradient by the processes, because averaging divides it again.
         apart = max(
-            _apart(loss.detach(), expected.detach()),
-            _apart(batch.grad / processes.count, whole.grad[mine]),
+            _apart(loss.detach(), expected.detach()), _apart(batch.grad / processes.count, whole.grad[mine])
         )
         if not apart <= LOSS_TOLERANCE:
             raise ArithmeticError(f"the gathered loss differs from one process's by {apart:.1e}")

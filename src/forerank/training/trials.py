@@ -99,7 +99,7 @@ def open_study(journal: Path, seed: int, rung: int) -> "optuna.Study":
 
 
 def first_trials(recipe: Recipe, space: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The recipe as it is, and each loss once with usual values: the search never starts blind."""
+    """The recipe as it is, and each loss once with usual values: what the search starts from."""
     usual: dict[str, Any] = {
         "optimiser.lr": 2e-4 if recipe.mode == "head" else recipe.optimiser.lr or 1e-4,
         "optimiser.weight_decay": 4e-4,
@@ -135,11 +135,7 @@ def propose(trial: "optuna.Trial", space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_trial(
-    a: Assembly,
-    steps: int,
-    every: int,
-    report: Callable[[int, float], bool],
-    deadline: float,
+    a: Assembly, steps: int, every: int, report: Callable[[int, float], bool], deadline: float
 ) -> tuple[float, int, int, bool]:
     """Train an assembly for some steps and measure it on the validation classes at every rung.
 

@@ -24,8 +24,12 @@ class VoteAnswer(BaseModel):
 
     label: str
     votes: int = Field(description="so many of the nearest images have this label")
-    voters: int = Field(description="nearest images that were asked, 7 at most")
+    voters: int = Field(
+        description="nearest labelled images that were asked: 7, or as many as a calibrated vote asks"
+    )
     similarity: float = Field(description="of the nearest image that has it")
+    support: float = Field(description="sum of the similarities of the images that have it, per voter")
+    trusted: bool = Field(description="whether the support reaches the threshold of a calibrated vote")
 
 
 class SearchAnswer(BaseModel):

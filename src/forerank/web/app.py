@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from forerank import __version__
-from forerank.errors import ForerankError, InputError
+from forerank.errors import InputError
 from forerank.losses import loss_names
 from forerank.search.calibration import promise
 from forerank.search.index import Index
@@ -23,17 +22,17 @@ from forerank.web.access import Access
 from forerank.web.adding import add_adding_route
 from forerank.web.answers import GalleryAnswer, IndexAnswer, PenaltiesAnswer, RowAnswer, ThresholdAnswer
 from forerank.web.examples import ExampleVectors
-from forerank.web.guard import HEADERS, Guard
+from forerank.web.guard import Guard
 from forerank.web.map_routes import add_map_routes
 from forerank.web.observe import Observe
 from forerank.web.operator_routes import add_operator_routes
 from forerank.web.penalties import penalties_of
-from forerank.web.pictures import Pictures
+from forerank.web.pictures import PictureStore
+from forerank.web.refusals import answer_errors
 from forerank.web.resources import Resources
 from forerank.web.search_routes import REFUSALS, Conditions, RowId, Text, add_search_routes
 from forerank.web.settings import Settings
 from forerank.web.shared_search import SharedSearch
-from forerank.web.uploads import RefusedUpload
 
 HERE = Path(__file__).parent
 After = Annotated[int, Query(ge=-1, le=LARGEST_ID, description="id of the last row already shown")]
@@ -65,11 +64,7 @@ def create_app(
         resources.close()
 
     app = FastAPI(
-        title=f"Forerank: {name}",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        lifespan=while_it_runs,
+        title=f"Forerank: {name}", version=__version__, docs_url=None, redoc_url=None, lifespan=while_it_runs
     )
     app.add_middleware(Access, settings=settings, title=name)
     app.add_middleware(Guard, settings=settings)
@@ -78,9 +73,9 @@ def create_app(
     templates = Jinja2Templates(directory=HERE / "templates")
     index = index.finding_by(SharedSearch(index.engine.search))
     app.state.index = index  # whose model is loaded when it is first needed
-    pictures = Pictures(index)
+    pictures = PictureStore(index)
     vectors = ExampleVectors(index, pictures, resources)
-    _answer_errors(app)
+    answer_errors(app)
     add_operator_routes(app, index, resources.measurements)
     if settings.adding and refresh is not None:
         add_adding_route(app, index, vectors, resources, refresh)
@@ -131,8 +126,7 @@ def create_app(
         """Indexed images in order, a stretch at a time: all, or those that meet the conditions."""
         rows = index.engine.page(after=after, limit=limit, where=index.filter(where, text))
         return GalleryAnswer(
-            rows=[_row_answer(row) for row in rows],
-            next=rows[-1].id if len(rows) == limit else None,
+            rows=[_row_answer(row) for row in rows], next=rows[-1].id if len(rows) == limit else None
         )
 
     @app.get("/api/values", responses=REFUSALS)
@@ -194,32 +188,3 @@ def create_app(
 
 def _row_answer(row: Row) -> RowAnswer:
     return RowAnswer(id=row.id, path=row.path, label=row.label or None, columns=dict(row.columns))
-
-
-def _answer_errors(app: FastAPI) -> None:
-    """Every refusal is one sentence of JSON."""
-
-    @app.exception_handler(RefusedUpload)
-    def refused(_: Request, error: RefusedUpload) -> JSONResponse:
-        # The rest of a body that is too large is not read: say so to the client.
-        return JSONResponse({"error": error.sentence}, error.status, headers={"connection": "close"})
-
-    @app.exception_handler(HTTPException)
-    def http(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-        return JSONResponse({"error": f"{where}: {first['msg']}"}, 422)
-
-    @app.exception_handler(Exception)
-    def fault(_: Request, error: Exception) -> JSONResponse:
-        sentence = "the server has a fault: its log says more"
-        headers = {key.decode(): value.decode() for key, value in HEADERS}
-        return JSONResponse({"error": sentence}, 500, headers=headers)  # the error itself is logged
-
-    @app.exception_handler(ForerankError)
-    def known(_: Request, error: ForerankError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 400 if isinstance(error, InputError) else 503)

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi import Path as PathParameter
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
@@ -22,11 +21,11 @@ from starlette.exceptions import HTTPException
 
 from forerank import __version__
 from forerank.data import BadImageError, read_image
-from forerank.errors import ForerankError, InputError
 from forerank.search.corrections import Corrections, Move
 from forerank.search.curation import Curation, LabelledCuration
 from forerank.search.picture_quality import RULES
 from forerank.web.guard import Guard
+from forerank.web.refusals import answer_errors
 from forerank.web.settings import Settings
 
 HERE = Path(__file__).parent
@@ -83,7 +82,13 @@ def create_curation_app(curation: Curation, corrections: Corrections, output: Pa
     app.add_middleware(Guard, settings=Settings())
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     templates = Jinja2Templates(directory=HERE / "templates")
-    _answer_errors(app)
+    answer_errors(app)
+
+    @app.exception_handler(OSError)
+    def not_written(_: Request, error: OSError) -> JSONResponse:
+        where = f": {error.filename}" if error.filename else ""
+        return JSONResponse({"error": f"not written, {error.strerror or error}{where}"}, 503)
+
     row_number = Annotated[int, PathParameter(ge=0, lt=len(table))]
     written = [Depends(same_site_only)]
 
@@ -232,25 +237,3 @@ def create_curation_app(curation: Curation, corrections: Corrections, output: Pa
         return Response(data, media_type=kind, headers={"cache-control": "private, max-age=3600"})
 
     return app
-
-
-def _answer_errors(app: FastAPI) -> None:
-    """Every refusal is one sentence of JSON."""
-
-    @app.exception_handler(HTTPException)
-    def http(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        return JSONResponse({"error": f"{'.'.join(map(str, first['loc'][1:]))}: {first['msg']}"}, 422)
-
-    @app.exception_handler(ForerankError)
-    def known(_: Request, error: ForerankError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 400 if isinstance(error, InputError) else 503)
-
-    @app.exception_handler(OSError)
-    def not_written(_: Request, error: OSError) -> JSONResponse:
-        where = f": {error.filename}" if error.filename else ""
-        return JSONResponse({"error": f"not written, {error.strerror or error}{where}"}, 503)

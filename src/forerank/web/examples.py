@@ -10,7 +10,7 @@ from forerank.errors import InputError
 from forerank.search.engine import Vectors
 from forerank.search.index import Index
 from forerank.search.rows import LARGEST_ID, Row
-from forerank.web.pictures import Picture, Pictures, encode
+from forerank.web.pictures import EncodedPicture, PictureStore, encode_picture
 from forerank.web.resources import Resources
 
 SHOWN_SIDE = 1200  # of an upload that is shown again
@@ -81,7 +81,7 @@ def _parse_box(text: str) -> Box:
 class ExampleVectors:
     """Finds or computes the vectors of examples; call it from any thread."""
 
-    def __init__(self, index: Index, pictures: Pictures, resources: Resources) -> None:
+    def __init__(self, index: Index, pictures: PictureStore, resources: Resources) -> None:
         self._index, self._pictures = index, pictures
         self._kept, self._decoders = resources.kept, resources.decoders
         self._model_in_use = resources.model_in_use
@@ -131,9 +131,9 @@ class ExampleVectors:
             vector: Vectors = self._index.embed([image])[0]
         return vector
 
-    def show(self, upload: str) -> Picture:
+    def show(self, upload: str) -> EncodedPicture:
         """An upload as a picture for a browser: made anew from its pixels, never the bytes that were sent."""
         image = self._decoders.decode(self._kept.get(upload).data, 3, SHOWN_SIDE)
         small = max(image.size) <= 96
         image.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.BILINEAR)
-        return encode(image, lossless=small)
+        return encode_picture(image, lossless=small)

@@ -1,4 +1,4 @@
-"""What every request goes through: host names, what a proxy says, headers that shut the page off."""
+"""What every request goes through: host names, what a proxy says, headers that isolate the page."""
 
 import ipaddress
 from typing import Any

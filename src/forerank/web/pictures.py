@@ -18,14 +18,14 @@ SIDES = {"small": 240, "large": 1200}
 
 
 @dataclass(frozen=True)
-class Picture:
+class EncodedPicture:
     """Encoded bytes and what they are."""
 
     data: bytes
     kind: str  # MIME type
 
 
-class Pictures:
+class PictureStore:
     """Makes and keeps pictures of an index's rows.
 
     Args:
@@ -36,13 +36,13 @@ class Pictures:
 
     def __init__(self, index: Index, *, budget: int = 128 * 2**20, pixels: int = 200_000_000) -> None:
         self._index, self._budget, self._pixels = index, budget, pixels
-        self._kept: OrderedDict[tuple[str, str], Picture] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], EncodedPicture] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
         # More decoders than cores only fight for them.
         self._decoding = threading.Semaphore(max(2, os.cpu_count() or 1))
 
-    def get(self, row: Row, size: str) -> Picture:
+    def get(self, row: Row, size: str) -> EncodedPicture:
         """The picture of a row, "small" or "large"; one that cannot be shown raises `InputError`."""
         key = (row.content, size)
         with self._lock:
@@ -51,7 +51,7 @@ class Pictures:
                 self._kept.move_to_end(key)
                 return kept
         with self._decoding:
-            made = self._make(row, SIDES[size])
+            made = self._encode_row(row, SIDES[size])
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = made
@@ -60,7 +60,7 @@ class Pictures:
                 self._bytes -= len(self._kept.popitem(last=False)[1].data)
         return made
 
-    def _make(self, row: Row, side: int) -> Picture:
+    def _encode_row(self, row: Row, side: int) -> EncodedPicture:
         try:
             image = read_image(self.read(row), shrink_to=side, max_pixels=self._pixels)
         except BadImageError as error:
@@ -68,7 +68,7 @@ class Pictures:
         small = image.width <= 96 and image.height <= 96
         if not small:
             image.thumbnail((side, side), Image.Resampling.BILINEAR)
-        return encode(image, lossless=small)
+        return encode_picture(image, lossless=small)
 
     def read(self, row: Row) -> bytes:
         """The bytes of a row's file: a plain file inside the image root, and nothing else."""
@@ -86,15 +86,15 @@ class Pictures:
             return opened.read()
 
 
-def encode(image: Image.Image, *, lossless: bool) -> Picture:
+def encode_picture(image: Image.Image, *, lossless: bool) -> EncodedPicture:
     """A picture for a browser: PNG for tiny drawings, JPEG for the rest; no metadata goes along.
 
-    >>> encode(Image.new("RGB", (2, 2)), lossless=True).kind
+    >>> encode_picture(Image.new("RGB", (2, 2)), lossless=True).kind
     'image/png'
     """
     out = io.BytesIO()
     if lossless:
         image.save(out, "PNG")
-        return Picture(out.getvalue(), "image/png")
+        return EncodedPicture(out.getvalue(), "image/png")
     image.convert("RGB").save(out, "JPEG", quality=86)
-    return Picture(out.getvalue(), "image/jpeg")
+    return EncodedPicture(out.getvalue(), "image/jpeg")

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import StringConstraints
 from starlette.concurrency import run_in_threadpool
 
-from forerank.search.distinct import DUPLICATE, Answer, Result, search_distinct
+from forerank.search.distinct import DUPLICATE, Answer, search_distinct
 from forerank.search.engine import Filter, Vectors
 from forerank.search.examples import NEGATIVE_SHARE, combine
 from forerank.search.index import Hit, Index, Matches
@@ -64,8 +64,7 @@ def add_search_routes(
         text: Text = "",
         one_per_class: Annotated[bool, Query(description="only the nearest image of each label")] = False,
         fold: Annotated[
-            bool,
-            Query(description=f"hide near-duplicates (similarity from {DUPLICATE} on)"),
+            bool, Query(description=f"hide near-duplicates (similarity from {DUPLICATE} on)")
         ] = False,
     ) -> Wanted:
         return Wanted(k, index.filter(where, text), one_per_class, DUPLICATE if fold else None)
@@ -147,7 +146,7 @@ def add_search_routes(
         *,
         calibrated: bool = True,
     ) -> SearchAnswer:
-        found = search_distinct(
+        answer = search_distinct(
             index,
             query,
             wanted.k,
@@ -156,14 +155,14 @@ def add_search_routes(
             one_per_class=wanted.one_per_class,
             fold=wanted.fold,
         )
-        return to_answer(found, label, started, calibrated=calibrated)
+        return to_answer(answer, label, started, calibrated=calibrated)
 
 
-def to_answer(found: Answer, label: str | None, started: float, *, calibrated: bool) -> SearchAnswer:
+def to_answer(answer: Answer, label: str | None, started: float, *, calibrated: bool) -> SearchAnswer:
     """A search's result as JSON; a threshold counts only for the kind of query it was calibrated with."""
-    matches = found.matches if calibrated else Matches(found.matches.hits, None)
+    matches = answer.matches if calibrated else Matches(answer.matches.hits, None)
 
-    def told(hit: Hit, folded: tuple[Hit, ...] = ()) -> HitAnswer:
+    def hit_answer(hit: Hit, folded: tuple[Hit, ...] = ()) -> HitAnswer:
         return HitAnswer(
             rank=hit.rank,
             id=hit.id,
@@ -173,13 +172,10 @@ def to_answer(found: Answer, label: str | None, started: float, *, calibrated: b
             trusted=matches.trusted(hit),
             correct=hit.label == label if label and hit.label else None,
             columns=dict(hit.columns),
-            folded=[told(behind) for behind in folded],
+            folded=[hit_answer(behind) for behind in folded],
         )
 
-    def shown(result: Result) -> HitAnswer:
-        return told(result.hit, result.folded)
-
-    vote = found.vote
+    vote = answer.vote
     return SearchAnswer(
         found=matches.found,
         threshold=matches.threshold,
@@ -187,8 +183,13 @@ def to_answer(found: Answer, label: str | None, started: float, *, calibrated: b
         answer=None
         if vote is None
         else VoteAnswer(
-            label=vote.label, votes=vote.votes, voters=vote.voters, similarity=round(vote.similarity, 6)
+            label=vote.label,
+            votes=vote.votes,
+            voters=vote.voters,
+            similarity=round(vote.similarity, 6),
+            support=round(vote.support, 6),
+            trusted=vote.trusted or not calibrated,
         ),
         milliseconds=round(1000 * (time.perf_counter() - started), 2),
-        hits=[shown(result) for result in found.results],
+        hits=[hit_answer(result.hit, result.folded) for result in answer.results],
     )

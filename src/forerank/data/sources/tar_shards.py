@@ -32,7 +32,7 @@ def _members(shard: str) -> Iterator[Picture]:
         except tarfile.TarError as error:
             if count:
                 raise _cut_off(shard, count) from error
-            raise InputError(f"{shard} is no tar archive ({error}): copy it again.") from error
+            raise InputError(f"{shard} is not a tar archive ({error}): copy it again.") from error
         if size < end + tarfile.BLOCKSIZE:  # an archive ends with empty blocks
             raise _cut_off(shard, count)
 

@@ -5,18 +5,11 @@
 
 from typing import Any
 
-from forerank.errors import unknown
+from forerank.errors import look_up
 from forerank.training.methods.cross_batch_contrastive import CONTRASTIVE_WITH_MEMORY
 from forerank.training.methods.dcml_mdw import DCML_MDW
 from forerank.training.methods.divide_and_conquer import DIVIDE_AND_CONQUER
-from forerank.training.methods.losses import (
-    BLACKBOX_AP,
-    FAST_AP,
-    HISTOGRAM,
-    RECALL_AT_K,
-    ROADMAP,
-    SMOOTH_AP,
-)
+from forerank.training.methods.losses import BLACKBOX_AP, FAST_AP, HISTOGRAM, RECALL_AT_K, ROADMAP, SMOOTH_AP
 from forerank.training.methods.margin import MARGIN
 from forerank.training.methods.method import (
     Ingredients,
@@ -106,6 +99,4 @@ def find_method(key: str) -> Method:
     Traceback (most recent call last):
     forerank.errors.InputError: unknown method 'divide': did you mean 'divide-and-conquer'? Valid: ...
     """
-    if key not in METHODS:
-        raise unknown("method", key, METHODS)
-    return METHODS[key]
+    return look_up("method", key, METHODS)

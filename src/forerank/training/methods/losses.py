@@ -20,7 +20,6 @@ HISTOGRAM = Method(
     paper="Ustinova and Lempitsky, Learning Deep Embeddings with Histogram Loss, NeurIPS 2016",
     values=("loss=pml:HistogramLoss", "loss.n_bins=100"),
     deviations=("100 bins, which was not checked against the paper",),
-    own_loss=False,
 )
 
 FAST_AP = Method(
@@ -32,7 +31,6 @@ FAST_AP = Method(
         "10 bins, which was not checked against the paper",
         "data without super categories gives batches from all classes",
     ),
-    own_loss=False,
     fit=fit_super_categories,
 )
 
@@ -41,7 +39,6 @@ SMOOTH_AP = Method(
     about="average precision with the step function replaced by a sigmoid",
     paper="Brown et al., Smooth-AP: Smoothing the Path Towards Large-Scale Image Retrieval, ECCV 2020",
     values=("loss=Smooth-AP", "loss.temperature=0.01"),
-    own_loss=False,
 )
 
 BLACKBOX_AP = Method(
@@ -53,7 +50,6 @@ BLACKBOX_AP = Method(
         "interpolation 4 and margin 0.02 are those of ROADMAP's comparison, not of the method's own paper",
         "similarities are not multiplied by random numbers, as the authors' version for AP does",
     ),
-    own_loss=False,
 )
 
 ROADMAP = Method(
@@ -61,7 +57,6 @@ ROADMAP = Method(
     about="an upper bound of one minus average precision, and similarities calibrated across queries",
     paper="Ramzi et al., Robust and Decomposable Average Precision for Image Retrieval, NeurIPS 2021",
     values=("loss=ROADMAP",),
-    own_loss=False,
 )
 
 RECALL_AT_K = Method(
@@ -73,5 +68,4 @@ RECALL_AT_K = Method(
         "batch_size=4000", "micro_batch=200", "images_per_class=4", "optimiser.lr=2e-4",
         "schedule.kind=steps", "milestones=[25, 50]", "gamma=0.3", "epochs=55", "schedule.steps=null",
     ),
-    own_loss=False,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from forerank.data import Table
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, check_name
 from forerank.losses.gather import gather_rows, world_size
 from forerank.training.checkpoint import optimiser_tensors, restore_optimiser
 from forerank.training.recipe import OWN_LOSS, Recipe
@@ -176,7 +176,6 @@ class Method:
             ``method.settings=published``.
         options: its own options with their defaults.
         deviations: where what is done here differs from the paper, one sentence each.
-        own_loss: whether the objective brings its loss, so that the recipe's `loss` has nothing to say.
         fit: (recipe, training table) -> the recipe with what depends on the data, or a refusal with numbers.
         build: makes the objective.
     """
@@ -188,9 +187,13 @@ class Method:
     published: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     deviations: tuple[str, ...] = ()
-    own_loss: bool = True
     fit: Callable[[Recipe, Table], Recipe] = as_it_is
     build: Callable[[Ingredients], Objective] = loss_objective
+
+    @property
+    def own_loss(self) -> bool:
+        """Whether the objective brings its loss, so that the recipe's `loss` has nothing to say."""
+        return self.build is not loss_objective
 
     def assignments(self, *, published: bool) -> list[str]:
         """The recipe assignments that choosing this method means."""
@@ -201,8 +204,7 @@ class Method:
 def complete_options(key: str, method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a method, those given over the defaults; unknown ones and wrong types are refused."""
     for name, value in given.items():
-        if name not in method.options:
-            raise unknown(f"option of the method {key}", name, list(method.options))
+        check_name(f"option of the method {key}", name, method.options)
         default = method.options[name]
         whole = isinstance(default, int) and not isinstance(default, bool)
         right = isinstance(value, type(default)) or (isinstance(default, float) and isinstance(value, int))

@@ -1,6 +1,7 @@
 """ProxyNCA and ProxyNCA++: every image is drawn to the proxy of its class and away from all others."""
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -45,16 +46,10 @@ def fit_warm_up(recipe: Recipe, train: Table) -> Recipe:
     return replace(recipe, optimiser=replace(recipe.optimiser, head_warmup=warm_up))
 
 
-def build(ingredients: Ingredients) -> Objective:
-    return ProxyNCA(
-        ingredients.classes, ingredients.output_dim, ingredients.options["scale"], count_positive=False
-    )
-
-
-def build_plus_plus(ingredients: Ingredients) -> Objective:
-    return ProxyNCA(
-        ingredients.classes, ingredients.output_dim, ingredients.options["scale"], count_positive=True
-    )
+def build(ingredients: Ingredients, *, count_positive: bool = False) -> Objective:
+    """The objective of ProxyNCA, or of ProxyNCA++ if the proxy of the image's own class counts."""
+    scale = ingredients.options["scale"]
+    return ProxyNCA(ingredients.classes, ingredients.output_dim, scale, count_positive)
 
 
 PROXY_NCA = Method(
@@ -84,5 +79,5 @@ PROXY_NCA_PLUS_PLUS = Method(
         "the rate is constant",
     ),
     fit=fit_warm_up,
-    build=build_plus_plus,
+    build=partial(build, count_positive=True),
 )  # fmt: skip

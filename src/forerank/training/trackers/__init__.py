@@ -1,16 +1,18 @@
 """Where the numbers of a run go beside metrics.jsonl: one file per tracker, and one line here."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from forerank.console import say
 from forerank.errors import unknown
 
-# Name in a recipe (`tracking=NAME`) -> module with a function `begin(Begin) -> Tracker`. A module is imported
-# only where a recipe names it, and refuses that where its library is not installed.
+# Name in a recipe (`tracking=NAME`) -> module with a `TITLE` and a function `begin(Begin) -> Tracker`. It is
+# imported only where a recipe names it, and refuses that where its library is not installed.
 TRACKERS: dict[str, str] = {
     "tensorboard": "forerank.training.trackers.tensorboard",
     "mlflow": "forerank.training.trackers.mlflow",
@@ -29,7 +31,7 @@ class Begin:
 
 
 class Tracker(Protocol):
-    """Takes numbers by the thread that trains. It must not end the run: a tracker that fails says so once."""
+    """Receives numbers in the thread that trains. It may raise anything: `Trackers` then leaves it out."""
 
     def add(self, scalars: Iterable[tuple[str, float]], step: int) -> None:
         """Numbers with their names, at a step."""
@@ -38,9 +40,35 @@ class Tracker(Protocol):
         """The run has ended, or was interrupted."""
 
 
-def begin_tracking(tracking: str, begin: Begin) -> list[Tracker]:
-    """The trackers that a recipe names, separated by commas; "none" stands for none."""
-    return [module.begin(begin) for module in tracker_modules(tracking)]
+class Trackers:
+    """The trackers that a recipe names. One that fails is left out, which is said once; the run goes on."""
+
+    def __init__(self, tracking: str, begin: Begin) -> None:
+        self._live: dict[str, Tracker] = {}
+        for module in tracker_modules(tracking):
+            with self._left_out_if_it_fails(module.TITLE):
+                self._live[module.TITLE] = module.begin(begin)
+
+    def add(self, scalars: Sequence[tuple[str, float]], step: int) -> None:
+        """Numbers with their names, at a step."""
+        for title, tracker in list(self._live.items()):
+            with self._left_out_if_it_fails(title):
+                tracker.add(scalars, step)
+
+    def close(self) -> None:
+        """The run has ended, or was interrupted."""
+        for title, tracker in list(self._live.items()):
+            with self._left_out_if_it_fails(title):
+                tracker.close()
+
+    @contextmanager
+    def _left_out_if_it_fails(self, title: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever a network, a server, a disk or a library may raise
+            self._live.pop(title, None)
+            reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), repr(error))
+            say(f"no more numbers for {title} ({reason[:200]}): the run goes on")
 
 
 def tracker_modules(tracking: str) -> list[ModuleType]:

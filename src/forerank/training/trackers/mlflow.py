@@ -3,9 +3,7 @@
 import os
 import time
 from collections.abc import Iterable
-from typing import Any
 
-from forerank.console import say
 from forerank.errors import require
 from forerank.files import write_atomically
 from forerank.training.trackers import Begin
@@ -14,31 +12,23 @@ from forerank.training.trackers import Begin
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 require("mlflow")
 
+TITLE = "MLflow"
 RUN_ID = "mlflow-run-id.txt"  # in the run folder, so that a resumed run goes on in the same MLflow run
 PARAMETERS_AT_ONCE = 100  # MLflow's own limit
 
 
 class MLflowRun:
-    """One MLflow run; if the store fails, training goes on without it."""
+    """One MLflow run."""
 
     def __init__(self, begin: Begin) -> None:
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # training waits meanwhile
         store = os.environ.get("MLFLOW_TRACKING_URI") or (begin.run.absolute().parent / "mlruns").as_uri()
         if store.startswith("file:"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        self._client: Any = None
-        self._id = ""
-        try:
-            from mlflow.tracking import MlflowClient
-
-            self._client = MlflowClient(tracking_uri=store)
-            self._begin(begin)
-        except Exception as error:  # whatever a network, a server or a store may raise
-            self._drop(error)
-
-    def _begin(self, begin: Begin) -> None:
-        from mlflow.entities import Param
-
+        self._client = MlflowClient(tracking_uri=store)
         known = begin.run / RUN_ID
         if begin.step and known.is_file():
             self._id = known.read_text(encoding="utf-8").strip()
@@ -55,31 +45,16 @@ class MLflowRun:
 
     def add(self, scalars: Iterable[tuple[str, float]], step: int) -> None:
         """Numbers with their names, at a step."""
-        if self._client is None:
-            return
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         # MLflow allows no @ in names: recall@1 becomes recall_at_1.
         metrics = [Metric(name.replace("@", "_at_"), value, now, step) for name, value in scalars]
-        try:
-            self._client.log_batch(self._id, metrics=metrics)
-        except Exception as error:
-            self._drop(error)
+        self._client.log_batch(self._id, metrics=metrics)
 
     def close(self) -> None:
         """Mark the run as ended; a resumed one is opened again."""
-        if self._client is not None:
-            try:
-                self._client.set_terminated(self._id)
-            except Exception as error:
-                self._drop(error)
-
-    def _drop(self, error: Exception) -> None:
-        self._client = None
-        say(f"no more numbers for MLflow ({str(error).splitlines()[0][:200]}): the run goes on")
+        self._client.set_terminated(self._id)
 
 
-def begin(begin: Begin) -> MLflowRun:
-    """Begin or go on with an MLflow run."""
-    return MLflowRun(begin)
+begin = MLflowRun  # what `TRACKERS` asks of a module

@@ -9,16 +9,16 @@ import socket
 import struct
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from forerank.console import say
 from forerank.training.trackers import Begin
+
+TITLE = "TensorBoard"
 
 
 class Board:
-    """An event file in a folder; if the disk is full, the run goes on without it.
+    """An event file in a folder.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -30,14 +30,9 @@ class Board:
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
         """Begin a file; events of earlier files from `purge_step` on are no longer shown."""
-        self.folder = folder
-        self._file: BinaryIO | None = None
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / name).open("wb")
-        except OSError as error:
-            self._drop(error)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / name).open("wb", buffering=0)
         self._write(file_version="brain.Event:2", step=purge_step or 0)
         if purge_step is not None:
             from tensorboardX.proto.event_pb2 import SessionLog
@@ -53,29 +48,16 @@ class Board:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            with suppress(OSError):  # the full disk was reported already; the file is closed all the same
-                self._file.close()
-            self._file = None
+        self._file.close()
 
     def _write(self, **event: Any) -> None:
-        if self._file is None:
-            return
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.record_writer import masked_crc32c
 
         content = Event(wall_time=time.time(), **event).SerializeToString()
         length = struct.pack("<Q", len(content))
         sums = [struct.pack("<I", masked_crc32c(part)) for part in (length, content)]
-        try:
-            self._file.write(length + sums[0] + content + sums[1])
-            self._file.flush()
-        except OSError as error:
-            self._drop(error)
-
-    def _drop(self, error: OSError) -> None:
-        self.close()
-        say(f"no more TensorBoard events in {self.folder} ({error.strerror or error}): the run goes on")
+        self._file.write(length + sums[0] + content + sums[1])
 
 
 def begin(begin: Begin) -> Board:
