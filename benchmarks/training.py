@@ -8,6 +8,8 @@ One run measures, in turn and repeatedly so that a busy machine disturbs all ali
   ours     a whole step of `forerank train`, as in its loop: waiting for images and views, rates, loss,
            optimiser, the row in metrics.jsonl and the TensorBoard event
   peer     the same step written by hand with pytorch-metric-learning's loss
+Time is told twice: by the clock, and as processor time of all threads, which other work on the machine
+disturbs less. With --threads 1 no thread waits for another by spinning.
 Peak memory is that of a process of its own for each batch size.
 """
 
@@ -47,10 +49,11 @@ def build(values: list[str]) -> Assembly:
     return assemble(recipe, parts, Processes(0, 1, CPU))
 
 
-def seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """By the clock, and of processor time."""
+    began, used = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - used
 
 
 def peer_loss(name: str) -> nn.Module:
@@ -106,18 +109,22 @@ def step_times(batch: int, rounds: int, folder: Path) -> list[list[object]]:
 
     works = {"bare forward and backward": bare, "ours, whole step": ours}
     works |= {f"by hand with {name}": peer(loss) for name, loss in peers.items()}
-    times: dict[str, list[float]] = {name: [] for name in works}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for _ in range(rounds + 1):
         for name, work in works.items():
             times[name].append(seconds(work))
     record.close()
-    medians = {name: statistics.median(median[1:]) for name, median in times.items()}
+    medians = {
+        name: [statistics.median(column) for column in zip(*all_times[1:], strict=True)]
+        for name, all_times in times.items()
+    }
     limit = medians["bare forward and backward"]
     waited = batches.waited / len(times["ours, whole step"])
     rows: list[list[object]] = []
-    for name, median in medians.items():
-        share = f"{100 * waited / median:.1f}%" if name.startswith("ours") else ""
-        rows.append([name, batch, f"{1000 * median:.0f}", f"{median / limit:.2f}", share])
+    for name, (clock, used) in medians.items():
+        share = f"{100 * waited / clock:.1f}%" if name.startswith("ours") else ""
+        ratios = [f"{clock / limit[0]:.2f}", f"{1000 * used:.0f}", f"{used / limit[1]:.2f}"]
+        rows.append([name, batch, f"{1000 * clock:.0f}", *ratios, share])
     return rows
 
 
@@ -128,7 +135,7 @@ def peak_memory(batch: int, micro: int | None) -> None:
     stream = iter(Batches(a.recipe, a.plan, a.train.data, range(10), CPU))
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of getting ready
     before = _status("VmRSS")
-    took = min(seconds(lambda: take_step(a, next(stream), 0)) for _ in range(2))
+    took = min(seconds(lambda: take_step(a, next(stream), 0))[0] for _ in range(2))
     print(json.dumps({"mib": (_status("VmHWM") - before) / 1024, "seconds": took}))
 
 
@@ -172,24 +179,28 @@ def gradient_difference() -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The cost of the training loop.")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--threads", type=int, help="of torch; all cores if not given")
     parser.add_argument("--memory-of", nargs=2, metavar=("BATCH", "MICRO"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory_of:
         batch, micro = arguments.memory_of
         peak_memory(int(batch), None if micro == "none" else int(micro))
         return
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     quick = arguments.quick
     rows = []
     for batch in (32,) if quick else (112, 384):
         with tempfile.TemporaryDirectory() as folder:
             rows += step_times(batch, 2 if quick else 9, Path(folder))
+    heads = ["step", "batch", "ms", "over bare", "processor ms", "over bare", "of it waiting for data"]
     print("GlyphNet on glyphs, median of a step:\n")
-    print(format_table(["step", "batch", "ms", "over bare", "of it waiting for data"], rows))
+    print(format_table(heads, rows))
     cases: list[tuple[int, int | None]] = [(64, None), (1024, None), (1024, 64), (4096, 64)]
     print("\nPeak memory of a step above the data, in a process of its own:\n")
     rows = memory_rows([(64, None), (128, 64)] if quick else cases)
-    print(format_table(["batch", "micro_batch", "MiB", "seconds a step"], rows))
+    print(format_table(["batch", "micro_batch", "MiB", "seconds per step"], rows))
     size, difference = gradient_difference()
     print(f"\ncached and direct gradient differ by at most {difference:.1e} (largest entry {size:.1e})")
 
