@@ -13,18 +13,14 @@ from forerank.lazy import import_on_demand
 
 __version__ = "0.1.0"
 
-# Public name -> module that defines it.
-_HOMES = {
-    "PNPLoss": "losses",
-    "SmoothAPLoss": "losses",
-    "CrossBatchMemory": "losses",
-    "evaluate": "metrics",
-    "Table": "data",
-    "ClassBalancedSampler": "data",
-    "create_model": "models",
-    "Retriever": "models",
-    "Index": "search",
-    "Client": "client",
+# Module -> the public names that it defines.
+_MODULES = {
+    "losses": ["PNPLoss", "SmoothAPLoss", "CrossBatchMemory"],
+    "metrics": ["evaluate"],
+    "data": ["Table", "ClassBalancedSampler"],
+    "models": ["create_model", "Retriever"],
+    "search": ["Index"],
+    "client": ["Client"],
 }
 
 __all__ = [
@@ -50,7 +46,7 @@ if TYPE_CHECKING:
     from forerank.search import Index
 
 
-__getattr__ = import_on_demand(__name__, _HOMES)
+__getattr__ = import_on_demand(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -16,26 +16,18 @@ if TYPE_CHECKING:
     from forerank.data.split import hold_out, merge_classes, noisy_labels, random_gallery
     from forerank.data.table import Table
 
-# Name -> module: a picture is decoded without loading torch, which only the data sets need.
-_WHERE = {
-    "Check": "check",
-    "check_table": "check",
-    "DataSet": "data_set",
-    "ImageDataset": "dataset",
-    "collate": "dataset",
-    "BadImageError": "decode",
-    "read_image": "decode",
-    "open_table": "open",
-    "Preprocessing": "preprocessing",
-    "evaluation_view": "preprocessing",
-    "training_view": "preprocessing",
-    "DATA_SETS": "registry",
-    "ClassBalancedSampler": "sampler",
-    "hold_out": "split",
-    "merge_classes": "split",
-    "noisy_labels": "split",
-    "random_gallery": "split",
-    "Table": "table",
+# Module -> names: a picture is decoded without loading torch, which only the data sets need.
+_MODULES = {
+    "check": ["Check", "check_table"],
+    "data_set": ["DataSet"],
+    "dataset": ["ImageDataset", "collate"],
+    "decode": ["BadImageError", "read_image"],
+    "open": ["open_table"],
+    "preprocessing": ["Preprocessing", "evaluation_view", "training_view"],
+    "registry": ["DATA_SETS"],
+    "sampler": ["ClassBalancedSampler"],
+    "split": ["hold_out", "merge_classes", "noisy_labels", "random_gallery"],
+    "table": ["Table"],
 }
 
 __all__ = [
@@ -60,4 +52,4 @@ __all__ = [
 ]
 
 
-__getattr__ = import_on_demand(__name__, _WHERE)
+__getattr__ = import_on_demand(__name__, _MODULES)

@@ -14,18 +14,16 @@ if TYPE_CHECKING:
     from forerank.models.storage import load_model, save_model
     from forerank.models.vector_file import embed_files
 
-# Name -> module: a converted model embeds a picture without loading torch.
-_WHERE = {
-    "list_backbones": "backbones",
-    "EmbeddingModel": "embedding",
-    "create_model": "embedding",
-    "keep_freed_memory": "memory",
-    "export_onnx": "onnx_export",
-    "GeM": "pooling",
-    "Retriever": "retriever",
-    "embed_files": "vector_file",
-    "load_model": "storage",
-    "save_model": "storage",
+# Module -> names: a converted model embeds a picture without loading torch.
+_MODULES = {
+    "backbones": ["list_backbones"],
+    "embedding": ["EmbeddingModel", "create_model"],
+    "memory": ["keep_freed_memory"],
+    "onnx_export": ["export_onnx"],
+    "pooling": ["GeM"],
+    "retriever": ["Retriever"],
+    "vector_file": ["embed_files"],
+    "storage": ["load_model", "save_model"],
 }
 
 __all__ = [
@@ -42,4 +40,4 @@ __all__ = [
 ]
 
 
-__getattr__ = import_on_demand(__name__, _WHERE)
+__getattr__ = import_on_demand(__name__, _MODULES)

@@ -13,22 +13,15 @@ if TYPE_CHECKING:
     from forerank.search.label_audit import Audit, audit
     from forerank.search.rows import Row
 
-# Name -> module: an index is opened without loading what builds or audits one.
-_WHERE = {
-    "Audit": "label_audit",
-    "audit": "label_audit",
-    "BuildReport": "build",
-    "build_index": "build",
-    "Calibration": "calibration",
-    "calibrate": "calibration",
-    "find_duplicates": "duplicates",
-    "Engine": "engine",
-    "Filter": "engine",
-    "open_engine": "engine",
-    "Hit": "index",
-    "Index": "index",
-    "Matches": "index",
-    "Row": "rows",
+# Module -> names: an index is opened without loading what builds or audits one.
+_MODULES = {
+    "label_audit": ["Audit", "audit"],
+    "build": ["BuildReport", "build_index"],
+    "calibration": ["Calibration", "calibrate"],
+    "duplicates": ["find_duplicates"],
+    "engine": ["Engine", "Filter", "open_engine"],
+    "index": ["Hit", "Index", "Matches"],
+    "rows": ["Row"],
 }
 
 __all__ = [
@@ -49,4 +42,4 @@ __all__ = [
 ]
 
 
-__getattr__ = import_on_demand(__name__, _WHERE)
+__getattr__ = import_on_demand(__name__, _MODULES)

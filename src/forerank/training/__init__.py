@@ -7,25 +7,16 @@ from typing import TYPE_CHECKING
 
 from forerank.lazy import import_on_demand
 
-_HOMES = {
-    "Recipe": "recipe",
-    "load_recipe": "recipe",
-    "override": "recipe",
-    "recipe_names": "recipe",
-    "remove_finished_run": "record",
-    "is_run": "record",
-    "prepare_run": "record",
-    "read_history": "record",
-    "backward_in_chunks": "large_batch",
-    "is_first_process": "processes",
-    "joined": "processes",
-    "Outcome": "outcome",
-    "choose_run_reranking": "run_evaluation",
-    "embed_run": "run_evaluation",
-    "evaluate_run": "run_evaluation",
-    "refit": "refitting",
-    "train": "loop",
-    "train_within": "budget",
+_MODULES = {
+    "recipe": ["Recipe", "load_recipe", "override", "recipe_names"],
+    "record": ["remove_finished_run", "is_run", "prepare_run", "read_history"],
+    "large_batch": ["backward_in_chunks"],
+    "processes": ["is_first_process", "joined"],
+    "outcome": ["Outcome"],
+    "run_evaluation": ["choose_run_reranking", "embed_run", "evaluate_run"],
+    "refitting": ["refit"],
+    "loop": ["train"],
+    "budget": ["train_within"],
 }
 
 __all__ = [
@@ -61,4 +52,4 @@ if TYPE_CHECKING:
     from forerank.training.run_evaluation import choose_run_reranking, embed_run, evaluate_run
 
 
-__getattr__ = import_on_demand(__name__, _HOMES)
+__getattr__ = import_on_demand(__name__, _MODULES)
