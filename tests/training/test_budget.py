@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from forerank.errors import InputError
-from forerank.training import budget, load_recipe, train, train_within
-from forerank.training.budget import Clock
+from forerank.training import budget, load_recipe, train, train_within, tuning
+from forerank.training.clock import Clock
 from forerank.training.recipe import Recipe, assigned_keys, override
 from forerank.training.trials import first_trials, open_study, search_space, trials_of
 
@@ -21,18 +21,16 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches that end by number and not by the clock, so that a slow machine does the same."""
     monkeypatch.setattr(budget, "MOST_TRIALS", 4)
     monkeypatch.setattr(budget, "FEWEST_STEPS", 4)
-    monkeypatch.setattr(budget, "MOST_STEPS", 20)
+    monkeypatch.setattr(tuning, "MOST_STEPS", 20)
 
 
 def test_what_the_user_gave_is_not_varied() -> None:
     recipe = override(Recipe(), ["mode=head"])
-    assert "loss.name" in search_space(recipe, frozenset(), ["a"])
-    assert "model.backbone" not in search_space(recipe, frozenset(), ["a"])  # one choice is none
-    assert "model.backbone" in search_space(recipe, frozenset(), ["a", "b"])
-    space = search_space(recipe, assigned_keys(["loss=PNP-Ds", "lr=1e-3"]), ["a"])
+    assert "loss.name" in search_space(recipe, frozenset())
+    space = search_space(recipe, assigned_keys(["loss=PNP-Ds", "lr=1e-3"]))
     assert not {"loss.name", "optimiser.lr"} & set(space)
-    assert "data.erase" in search_space(override(Recipe(), ["mode=full"]), frozenset(), ["a"])
-    rows = first_trials(recipe, search_space(recipe, frozenset(), ["a"]))
+    assert "data.erase" in search_space(override(Recipe(), ["mode=full"]), frozenset())
+    rows = first_trials(recipe, search_space(recipe, frozenset()))
     assert rows[0]["loss.name"] == recipe.loss.name
 
 
@@ -95,9 +93,20 @@ def test_heads_are_compared_and_then_all_weights_start_from_the_best(
     results = train_within(recipe, run).results
     # No trial is done again.
     assert trials_of(open_study(run / "search" / "trials.journal", 0, 2)) == done
-    heads = json.loads((run / "heads" / "results.json").read_text())
-    assert next(iter(results["test"])) == next(iter(heads["test"]))
+    decided = json.loads((run / "search" / "tuning.json").read_text())
+    best = max(trial.figure for trial in done if trial.ended == "complete")
+    # All weights of the network are kept only if heads on it are better on the classes that choose.
+    tuned = load_recipe(run / "recipe.yaml").model.backbone == str((run / "search" / "backbone").resolve())
+    assert tuned is (decided["figure"] > best)
+    assert results["validation"]["best"] == pytest.approx(max(decided["figure"], best))
+    assert next(iter(results["test"])) == ("zero-shot" if tuned else "given")
+    assert ("tuned backbone" in results["test"]) is tuned
+    assert (run / "search" / "tuned_on_all" / "best").exists() is tuned
     assert "trained" in results["test"]
-    # Never worse on the classes that choose than the head it starts from.
-    assert results["validation"]["best"] >= heads["validation"]["best"] - 1e-6
     assert (run / "refit" / "best" / "model.safetensors").exists()
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="without torchrun"):
+        train_within(Recipe(), tmp_path / "run", 1)

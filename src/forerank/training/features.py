@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,16 @@ from torch import Tensor, nn
 
 from forerank.console import say
 from forerank.data import Table
+from forerank.errors import InputError
 from forerank.files import DamagedFileError, checksum_metadata, load_tensors, write_atomically
 from forerank.models import EmbeddingModel
 from forerank.models.embedding import channels_last
-from forerank.models.feature_cache import find_features, image_states
+from forerank.models.feature_cache import features_folder, find_features, image_states
 from forerank.models.identity import model_identity
 from forerank.models.inference import choose_engine, open_network
-from forerank.training.measure import Embedded, Encode, Part, embed
+from forerank.models.pooling import join_features
+from forerank.training.batches import SMALL_IMAGES
+from forerank.training.measure import Embedded, Encode, Part, embed, image_part
 from forerank.training.processes import Processes, wait_for_all
 from forerank.training.recipe import Recipe
 
@@ -81,17 +83,43 @@ def features_engine(model: EmbeddingModel, precision: str, device: torch.device)
     return choose_engine("auto", device.type, parameters) if precision == "fp32" else "torch"
 
 
-def cached_features(
-    open_encoder: Callable[[], Encode], part: Part, file: Path, recipe: Recipe, processes: Processes
+def part_features(
+    model: EmbeddingModel, part: Part, recipe: Recipe, processes: Processes
 ) -> tuple[Tensor, Table]:
-    """Pooled features (n, C) of a part and the table of its readable rows, from the cache if possible."""
-    features = _read(file, part.table) or _known_from_other_runs(file.parent, part.table)
-    if features is None:
+    """Pooled features (n, C) of a part and the table of its readable rows, from the cache if possible.
+
+    Networks that stand side by side have their features in the cache each by itself, so that another
+    combination of them computes nothing again.
+    """
+    known = [_features_of_one(single, part, recipe, processes) for single in model.single_models()]
+    features, tables = zip(*known, strict=True)
+    if len({len(table) for table in tables}) > 1:
+        raise InputError(f"some {part.title} images could be read only at times: check the files, try again")
+    return (features[0] if len(features) == 1 else join_features(features)), tables[0]
+
+
+def features_file(model: EmbeddingModel, recipe: Recipe, table: Table, device: torch.device) -> Path:
+    """Where the features of a table by one network are kept."""
+    folder = features_folder(model, features_engine(model, recipe.precision, device), recipe.precision)
+    return folder / f"{features_key(model, recipe.precision, table)}.safetensors"
+
+
+def _features_of_one(
+    model: EmbeddingModel, part: Part, recipe: Recipe, processes: Processes
+) -> tuple[Tensor, Table]:
+    """The features of a part by one network."""
+    file = features_file(model, recipe, part.table, processes.device)
+    found = _read(file, part.table) or _known_from_other_runs(file.parent, part.table)
+    if found is None:
         if processes.first:
             where = f"kept in {file.parent} for other runs"
-            say(f"computing features of {len(part.table):,} {part.title} images, {where}")
-        embedded = embed(open_encoder(), part, recipe, processes, title="features of")
-        features = torch.from_numpy(embedded.vectors), embedded.table
+            of = f"by {model.spec['backbone']}"
+            say(f"computing features of {len(part.table):,} {part.title} images {of}, {where}")
+        small = model.preprocessing.resize <= SMALL_IMAGES
+        images = image_part(part.table, model.preprocessing, recipe, part.title, cache=small)
+        encoder = feature_encoder(model, recipe.precision, processes.device)
+        embedded = embed(encoder, images, recipe, processes, title="features of")
+        found = torch.from_numpy(embedded.vectors), embedded.table
         if processes.first:
             _write(file, embedded, part.table)
     wait_for_all(processes)

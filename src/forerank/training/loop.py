@@ -57,13 +57,19 @@ class State:
 
 
 def train(
-    recipe: Recipe, run: Path, *, deadline: float | None = None, prelude: Prelude | None = None
+    recipe: Recipe,
+    run: Path,
+    *,
+    deadline: float | None = None,
+    prelude: Prelude | None = None,
+    tested: bool = True,
 ) -> Outcome:
     """Train by a recipe into a run folder; a run that was started there is resumed where it stopped.
 
     Args:
         deadline: moment of `time.monotonic` at which training ends with the best model so far; None: never.
         prelude: what came before this run and is told with its results.
+        tested: False leaves the test part alone, for one step of a search.
 
     Raises:
         InputError: the recipe, the data or the folder cannot work, said before any work starts.
@@ -149,7 +155,7 @@ def train(
         try:
             with interruption.at_once(processes.count == 1):
                 ended = {**asdict(state), "planned": steps}
-                return measure_after(run, a, before, record, ended, images.notes, prelude)
+                return measure_after(run, a, before, record, ended, images.notes, prelude, tested=tested)
         except KeyboardInterrupt:
             raise InterruptedRun(run, state.step, interruption.signal) from None
         except OSError as error:

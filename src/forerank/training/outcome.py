@@ -31,6 +31,8 @@ from forerank.training.record import RESULTS, Record, computed_with, read_json, 
 from forerank.training.whitening import WHITENED
 
 BEFORE = "before.json"
+# The row of the backbone whose weights a search has trained, before its new head.
+TUNED = "tuned backbone"
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def measure_before(run: Path, a: Assembly, prelude: Prelude) -> dict[str, Any]:
 
     # The first row is the "before" of the headline.
     evaluations = dict(prelude.rows)
-    name = "head" if prelude.rows else before_name(recipe)  # what a search gave to this run
+    name = TUNED if prelude.rows else before_name(recipe)  # what a search gave to this run
     report = recipe.evaluation.report and len(a.test.table) > 0
     if report or a.chooser is a.test:
         evaluations[name] = measure(
@@ -206,8 +208,10 @@ def measure_after(
     state: Mapping[str, Any],
     about_data: list[str],
     prelude: Prelude,
+    *,
+    tested: bool,
 ) -> Outcome:
-    """Measure the chosen model on the test part, write results and report."""
+    """Measure the chosen model on the test part unless it is to be left alone, write results and report."""
     recipe, processes = a.recipe, a.processes
     kept = before["kept"] if state["best_step"] == 0 else None
     notes = notes_of(recipe, state, before, [*a.test.table.notes, *about_data])
@@ -235,6 +239,9 @@ def measure_after(
     if recipe.data.all_classes:
         classes = len(a.train.table.classes)
         sentence = f"Trained on all {classes:,} classes; no class is left to measure this model on."
+        results["words"] = {"sentence": sentence, "warnings": [], "which": []}
+    elif not tested:
+        sentence = "One step of a search; the test classes were left alone."
         results["words"] = {"sentence": sentence, "warnings": [], "which": []}
     else:
         results |= _measure_chosen(run, a, before, record, state, prelude, notes)

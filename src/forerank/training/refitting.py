@@ -15,11 +15,14 @@ from forerank.models.storage import REFIT
 from forerank.training.loop import train
 from forerank.training.outcome import Outcome, finished_outcome
 from forerank.training.recipe import Recipe, load_recipe
-from forerank.training.record import RECIPE, is_run
+from forerank.training.record import RECIPE
+from forerank.training.tuning import put_beside
 from forerank.training.whitening import WHITENED
 
-# Where a search within a time keeps the head from which all weights were trained.
-HEADS = "heads"
+# Where a search within a time keeps its trials; the run that trained all weights of one network; the backbone
+# with that network in it.
+SEARCH = "search"
+TUNED_RUN, TUNED_MODEL = f"{SEARCH}/tuned", f"{SEARCH}/backbone"
 
 
 def refit_recipe(recipe: Recipe, results: Mapping[str, Any]) -> Recipe:
@@ -47,13 +50,20 @@ def refit_recipe(recipe: Recipe, results: Mapping[str, Any]) -> Recipe:
     )
 
 
-def refit(run: Path, deadline: float | None = None) -> Outcome:
-    """Train the settings of a finished run once more on all its classes, into ``RUN/refit``; resumable."""
+def refit(run: Path, deadline: float | None = None, after_tuning: float = 0.0) -> Outcome:
+    """Train the settings of a finished run once more on all its classes, into ``RUN/refit``; resumable.
+
+    Args:
+        deadline: moment of `time.monotonic` at which training ends; None: never.
+        after_tuning: seconds that follow the training of all weights of a tuned backbone.
+    """
     run = Path(run)
-    results, source = finished_outcome(run).results, run
-    if results["kept"] == "head" and is_run(run / HEADS):  # training all weights did not help the head
-        source = run / HEADS
-        results = finished_outcome(source).results
-    recipe = refit_recipe(load_recipe(source / RECIPE), results)
+    recipe = refit_recipe(load_recipe(run / RECIPE), finished_outcome(run).results)
     say(f"\ntraining once more, on all classes, for the model to ship: {run / REFIT}")
+    if Path(recipe.model.backbone) == (run / TUNED_MODEL).resolve():
+        tuned, model = run / SEARCH / "tuned_on_all", run / SEARCH / "backbone_of_all"
+        again = refit_recipe(load_recipe(run / TUNED_RUN / RECIPE), finished_outcome(run / TUNED_RUN).results)
+        train(again, tuned, deadline=None if deadline is None else deadline - after_tuning, tested=False)
+        put_beside(recipe, tuned, model)
+        recipe = replace(recipe, model=replace(recipe.model, backbone=str(model.resolve())))
     return train(recipe, run / REFIT, deadline=deadline)

