@@ -10,6 +10,7 @@ from forerank.cli import run as forerank
 from forerank.metrics import evaluate
 from forerank.models.storage import shipped_model
 from forerank.report.plain_words import plain_warnings
+from forerank.search import Index
 from forerank.training import embed_run, load_recipe, read_history, refit, train
 from forerank.training.recipe import load_recipe as read_recipe
 
@@ -62,8 +63,17 @@ def test_refit_trains_all_classes_to_the_step_that_was_chosen(
     assert shipped_model(str(measured)) == str(measured / "refit")
     for flags, name in (([], "refit"), (["--measured"], "a")):
         index = measured.parent / f"index-{name}"
-        assert forerank(["index", str(measured), str(images), "-o", str(index), *flags]) == 0
-        assert ("trained on all classes" in capsys.readouterr().err) is (flags == [])
+        vectors, network = measured.parent / f"{name}.npy", measured.parent / f"{name}.onnx"
+        for command in (
+            ["index", str(measured), str(images), "-o", str(index)],
+            ["embed", str(measured), str(images), "-o", str(vectors)],
+            ["export", str(measured), "--onnx", str(network)],
+        ):
+            assert forerank([*command, *flags]) == 0
+            assert ("trained on all classes" in capsys.readouterr().err) is (flags == [])
+        # Each command took the same model, and a search with the run's folder takes it too.
+        opened = Index.open(index, model=str(measured))
+        assert opened.embed([images / "class_00" / "0.png"]) == pytest.approx(np.load(vectors)[:1], abs=1e-5)
 
 
 def test_warnings_name_chance_contradiction_and_few_classes() -> None:

@@ -19,6 +19,7 @@ def embed(
     engine: str = "auto",
     precision: str = "fp32",
     on_bad: str = "refuse",
+    measured: bool = False,
     json: bool = False,
 ) -> None:
     """Embed images: write their vectors (N, D) as .npy, and their paths, one per line, beside it as .txt.
@@ -49,20 +50,25 @@ def embed(
         fp32, or bf16: faster where the processor has it, and some neighbours change.
     on_bad
         refuse: stop at an image that cannot be decoded. skip: leave it out and say so.
+    measured
+        Of a run that was trained once more on all classes (RUN/refit), take the model whose numbers were
+        measured; by default the one of all classes is taken.
     json
         Print the result as JSON.
     """
     from forerank.machine import choose_device
     from forerank.models import Retriever, embed_files, keep_freed_memory
+    from forerank.models.storage import model_to_use
     from forerank.training.processes import joined
 
     keep_freed_memory()
+    chosen = model_to_use(model, measured=measured)
     with joined(choose_device(device)) as processes:
         place = str(processes.device)
 
         def load() -> Retriever:
             return Retriever.load(
-                model, device=place, batch_size=batch_size, engine=engine, precision=precision
+                chosen, device=place, batch_size=batch_size, engine=engine, precision=precision
             )
 
         written, skipped = embed_files(load, images, output, on_bad=on_bad)

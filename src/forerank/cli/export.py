@@ -13,6 +13,7 @@ def export(
     /,
     *,
     onnx: Annotated[list[Path] | None, Parameter(consume_multiple=(0, 1), negative=())] = None,
+    measured: bool = False,
     json: bool = False,
 ) -> None:
     """Write a model as ONNX, for any batch size, and check it against torch with onnxruntime.
@@ -29,14 +30,18 @@ def export(
     onnx
         The .onnx file to write; without a name model.onnx in the folder, or the backbone's name. Its metadata
         says how pictures are prepared.
+    measured
+        Of a run that was trained once more on all classes (RUN/refit), take the model whose numbers were
+        measured; by default the one of all classes is taken.
     json
         Print the result as JSON.
     """
     from forerank.data.preprocessing import SeveralViews
     from forerank.models import Retriever, export_onnx
+    from forerank.models.storage import model_to_use
 
     file = onnx[-1] if onnx else _usual_file(model)
-    retriever = Retriever.load(model, device="cpu")
+    retriever = Retriever.load(model_to_use(model, measured=measured), device="cpu")
     difference = export_onnx(retriever.model, file)
     views = retriever.model.preprocessing
     shapes = [part.shape for part in views.parts] if isinstance(views, SeveralViews) else [views.shape]

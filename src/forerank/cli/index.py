@@ -67,14 +67,12 @@ def index(
 
     from forerank.machine import choose_device
     from forerank.models import keep_freed_memory
-    from forerank.models.storage import shipped_model
+    from forerank.models.storage import model_to_use
     from forerank.search import build_index
     from forerank.training.processes import joined
 
     keep_freed_memory()
-    chosen = model if measured else shipped_model(model)
-    if chosen != model:
-        say(f"the model is {chosen}, trained on all classes; --measured takes the one that was measured")
+    chosen = model_to_use(model, measured=measured)
     with joined(choose_device()) as processes:
         report = build_index(
             chosen,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerank import __version__
+from forerank.console import say
 from forerank.errors import InputError
 from forerank.files import checksum_metadata, load_tensors, write_atomically
 
@@ -51,6 +52,14 @@ def shipped_model(name: str) -> str:
     refit = Path(name).expanduser() / REFIT
     finished = (refit / "results.json").is_file() and saved_folder(str(refit)) is not None
     return str(refit) if finished else name
+
+
+def model_to_use(name: str, *, measured: bool) -> str:
+    """The measured model of a run, or what `shipped_model` answers, said aloud if it is another than named."""
+    chosen = name if measured else shipped_model(name)
+    if chosen != name:
+        say(f"the model is {chosen}, trained on all classes; --measured takes the one that was measured")
+    return chosen
 
 
 def load_model(folder: str | Path) -> "EmbeddingModel":

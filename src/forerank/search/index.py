@@ -212,14 +212,19 @@ class Index:
 
     def _load(self, model: "str | Path | Retriever") -> "Retriever":
         from forerank.models import Retriever
+        from forerank.models.storage import shipped_model
 
-        _, engine, precision = split_identity(self.meta["model"]["fingerprint"])
+        identity, engine, precision = split_identity(self.meta["model"]["fingerprint"])
         if importlib.util.find_spec(engine) is None:
             engine = "torch"  # in the same precision it gives the same vectors to six digits
         if isinstance(model, Retriever):
             retriever, name = model, "the given model"
         else:
-            retriever, name = Retriever.load(model, engine=engine, precision=precision), str(model)
+            name = shipped_model(str(model))  # of a run with two models, whichever the index was made with
+            retriever = Retriever.load(name, engine=engine, precision=precision)
+            if name != str(model) and retriever.identity != identity:
+                name = str(model)
+                retriever = Retriever.load(name, engine=engine, precision=precision)
         instead = "Search with that model, or build an index with this one."
         refuse_other_model(self.engine.address, self.meta["model"], retriever.identity, name, instead)
         return retriever

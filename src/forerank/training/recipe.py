@@ -197,6 +197,8 @@ def _full_key(key: str, where: str) -> str:
     """The dotted key that a key written by a person stands for."""
     if key in _KEYS or key.startswith(_OPEN):
         return key
+    if key == "quality":  # quality=best reads better than variant=best, and is the same
+        return "variant"
     if key in _SECTIONS:
         return f"{key}.{dataclasses.fields(_SECTIONS[key])[0].name}"
     if key in LOSS_ARGUMENTS:
@@ -321,6 +323,8 @@ def load_recipe(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
     384
     >>> load_recipe("sop", ["variant=authors"]).data.crop
     'official'
+    >>> load_recipe("folder", ["quality=best"]).model.backbone
+    'efficientnet-lite0@320px+efficientnet-lite2'
     >>> load_recipe("glyps")
     Traceback (most recent call last):
     forerank.errors.InputError: there is no recipe, recipe file, run folder, image folder or .csv table 'glyps': did you mean the recipe 'glyphs'?
@@ -347,9 +351,9 @@ def load_recipe(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
         )
     variants = values.pop("variants", {}) or {}
     recipe = recipe_from_dict(values, where)
-    picked = [text for text in chosen if text.startswith("variant=")]
+    picked = [text for text in chosen if text.startswith(("variant=", "quality="))]
     for text in picked:
-        variant = text.removeprefix("variant=")
+        variant = text.partition("=")[2]
         check_name(f"variant of {where}", variant, variants)
         recipe = recipe_from_dict(
             {**variants[variant], "variant": variant}, f"{where}, variant {variant}", recipe
