@@ -11,7 +11,8 @@ from torch import nn
 from forerank.data import open_table
 from forerank.models import create_model
 from forerank.training import load_recipe, read_history, train
-from forerank.training.features import features_key, start_from_principal_axes
+from forerank.training.features import features_key
+from forerank.training.whitening import principal_axes, start_from_principal_axes
 
 from .conftest import QUICK
 
@@ -54,7 +55,7 @@ def test_principal_axes_keep_the_cosines_that_a_random_projection_loses() -> Non
     nn.init.orthogonal_(head.weight)
     nn.init.zeros_(head.bias)
     assert error(head) > 0.3
-    start_from_principal_axes(head, features)
+    start_from_principal_axes(head, principal_axes(features))
     assert error(head) < 1e-5
 
 

@@ -17,14 +17,14 @@ from forerank.models.embedding import channels_last
 from forerank.models.storage import saved_spec
 from forerank.training.batches import SMALL_IMAGES, Batches, BatchPlan, FeatureRows
 from forerank.training.checkpoint import BEST, optimiser_tensors, restore_optimiser, save_state
-from forerank.training.features import part_features, start_from_principal_axes
+from forerank.training.features import part_features
 from forerank.training.measure import Part, embed, feature_part, image_part, measure
 from forerank.training.methods import Ingredients, Objective, TrainingSet, find_method, loss_objective
 from forerank.training.optimise import Blend, RunningMean, build_optimiser
 from forerank.training.prepare import starts_from_saved
 from forerank.training.processes import Processes, from_first
 from forerank.training.recipe import Recipe
-from forerank.training.whitening import HeadStart, choose_start
+from forerank.training.whitening import HeadStart, choose_start, start_from_principal_axes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -297,7 +297,7 @@ def assemble(
         data = parts["train"].data
         new = recipe.model.head_start != "random" and not _keeps_a_trained_head(recipe, model)
         if new and isinstance(data, FeatureRows) and model.output_dim < model.feature_dim:
-            start_from_principal_axes(model.head, data.features)
+            start_from_principal_axes(model.head, data.axes)
             # The strongest axes are dealt out to the slices in turn: each gets its part of them.
             dealt = model.head.weight.detach().unflatten(0, (-1, model.slices)).transpose(0, 1).flatten(0, 1)
             model.head.weight.data.copy_(dealt)

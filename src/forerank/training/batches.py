@@ -21,7 +21,7 @@ from forerank.errors import InputError
 from forerank.training.interruption import leave_signals_to_parent
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe
-from forerank.training.whitening import Spread, within_class_spread
+from forerank.training.whitening import Spread, principal_axes, within_class_spread
 
 # Inputs (n, ...) on the device; label ids (n,) and rows of the table (n,) on the host, which decides by them.
 Chunk = tuple[Tensor, Tensor, Tensor]
@@ -238,6 +238,11 @@ class FeatureRows(Dataset[Any]):
     def spread(self) -> Spread:
         """The spread within classes, computed once however many heads are tried."""
         return within_class_spread(self.features, torch.tensor(self.labels))
+
+    @cached_property
+    def axes(self) -> Tensor:
+        """The principal axes, computed once likewise."""
+        return principal_axes(self.features)
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, int, int]:
         row = key[0] if isinstance(key, tuple) else key

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -134,24 +133,6 @@ def _known_from_other_runs(folder: Path, table: Table) -> tuple[Tensor, Table] |
     if len(known) < len(table):
         return None
     return torch.stack([known[row] for row in range(len(table))]), table
-
-
-def start_from_principal_axes(head: nn.Linear, features: Tensor) -> None:
-    """Let a new head keep the axes along which the features (N, C) differ most.
-
-    A random projection of 1280 dimensions to 512 costs a pretrained model points before training begins; this
-    one keeps nearly all of what the features say, so training starts from there.
-
-    >>> head = nn.Linear(3, 2)
-    >>> start_from_principal_axes(head, torch.tensor([[3.0, 0, 0], [0, 2.0, 0], [3.0, 2.0, 0.1]]))
-    >>> bool(head.weight[:, 2].abs().max() < 0.1), head.bias.tolist()
-    (True, [0.0, 0.0])
-    """
-    unit = F.normalize(features.double())
-    _, axes = torch.linalg.eigh(unit.T @ unit)  # columns, weakest first
-    with torch.no_grad():
-        head.weight.copy_(axes[:, -head.out_features :].flip(1).T)
-        head.bias.zero_()
 
 
 def _read(file: Path, table: Table) -> tuple[Tensor, Table] | None:

@@ -58,7 +58,9 @@ def search_space(recipe: Recipe, fixed: frozenset[str]) -> dict[str, Any]:
     rate = [5e-5, 2e-3] if recipe.mode == "head" else [3e-5, 3e-3]
     space: dict[str, Any] = {"loss.name": losses, "optimiser.lr": rate}
     if recipe.mode == "head":
-        space |= {"model.head_start": ("whitening", "features"), "model.embedding_dim": (0, 512)}
+        # A head as wide as the features of several networks takes ten times as long as a narrow one.
+        widths = (512, 1024) if "+" in recipe.model.backbone else (0, 512)
+        space |= {"model.head_start": ("whitening", "features"), "model.embedding_dim": widths}
         space |= {"model.shrinkage": [3e-3, 10.0], "optimiser.weight_decay": [1e-6, 1e-2]}
     else:
         space |= {"data.colour": (0.0, 0.3), "data.erase": (0.0, 0.5), "data.crop": ("paper", "official")}
@@ -104,7 +106,7 @@ def first_trials(recipe: Recipe, space: Mapping[str, Any]) -> list[dict[str, Any
         "optimiser.lr": 2e-4 if recipe.mode == "head" else recipe.optimiser.lr or 1e-4,
         "optimiser.weight_decay": 4e-4,
         "model.head_start": "features",
-        "model.embedding_dim": 0,
+        "model.embedding_dim": space.get("model.embedding_dim", (0,))[0],
         "model.shrinkage": 0.3,
         "data.colour": 0.0,
         "data.erase": 0.0,

@@ -63,11 +63,35 @@ def whitening_weight(spread: Spread, shrinkage: float, width: int) -> Tensor:
     scale = (spread.values + shrinkage * spread.values.mean().clamp_min(1e-12)).rsqrt()
     weight = (spread.axes * scale) @ spread.axes.T
     if width < len(weight):
-        _, strongest = torch.linalg.eigh(weight @ spread.total @ weight.T)
-        weight = strongest[:, -width:].flip(1).T @ weight
+        # In single precision: which directions are kept need not be exact, and many heads are tried.
+        _, strongest = torch.linalg.eigh((weight @ spread.total @ weight.T).float())
+        weight = strongest[:, -width:].flip(1).T.double() @ weight
     # As large as a head of orthonormal rows, so that learning rates mean the same.
     scaled: Tensor = weight * (width**0.5 / weight.norm())
     return scaled.float()
+
+
+def principal_axes(features: Tensor) -> Tensor:
+    """Axes (C, C) as columns along which unit features (N, C) differ, the strongest first."""
+    unit = nn.functional.normalize(features.double())
+    return torch.linalg.eigh(unit.T @ unit)[1].flip(1).float()
+
+
+def start_from_principal_axes(head: nn.Linear, axes: Tensor) -> None:
+    """Let a new head keep the axes along which the features differ most; axes (C, C) of `principal_axes`.
+
+    A random projection of 1280 dimensions to 512 costs a pretrained model points before training begins; this
+    one keeps nearly all of what the features say, so training starts from there.
+
+    >>> head = nn.Linear(3, 2)
+    >>> axes = principal_axes(torch.tensor([[3.0, 0, 0], [0, 2.0, 0], [3.0, 2.0, 0.1]]))
+    >>> start_from_principal_axes(head, axes)
+    >>> bool(head.weight[:, 2].abs().max() < 0.1), head.bias.tolist()
+    (True, [0.0, 0.0])
+    """
+    with torch.no_grad():
+        head.weight.copy_(axes[:, : head.out_features].T)
+        head.bias.zero_()
 
 
 @dataclass(frozen=True)
