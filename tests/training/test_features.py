@@ -3,15 +3,22 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from forerank.data import open_table
-from forerank.models import create_model
-from forerank.training import load_recipe, read_history, train
+from forerank.models import EmbeddingModel, create_model
+from forerank.training import features, load_recipe, read_history, train
+from forerank.training.assemble import build_model, open_inputs
+from forerank.training.batches import FeatureRows
 from forerank.training.features import features_key
+from forerank.training.measure import Part, embed, image_part
+from forerank.training.prepare import complete_recipe, open_parts
+from forerank.training.processes import Processes
 from forerank.training.whitening import principal_axes, start_from_principal_axes
 
 from .conftest import QUICK
@@ -76,3 +83,32 @@ def test_the_checkpoint_is_chosen_by_the_figure_that_the_recipe_names(images: Pa
         best = max(seen.values())
         assert outcome.results["validation"]["best"] == best
         assert outcome.results["best_step"] == min(step for step, value in seen.items() if value == best)
+
+
+def test_networks_side_by_side_take_what_each_has_in_the_cache(
+    images: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FORERANK_CACHE", str(tmp_path / "cache"))
+    computed: list[str] = []
+    real = features.feature_encoder
+
+    def counted(model: EmbeddingModel, *rest: Any) -> Any:
+        computed.append(model.spec["backbone"])
+        return real(model, *rest)
+
+    monkeypatch.setattr(features, "feature_encoder", counted)
+    processes = Processes(0, 1, torch.device("cpu"))
+    parts: dict[str, Part] = {}
+    for backbone in ("glyphnet", "glyphnet+glyphnet@48px"):
+        values = [*QUICK, "mode=head", f"backbone={backbone}", "embedding_dim=8"]
+        recipe = complete_recipe(load_recipe(images, values), open_table(images), 1, "cpu")
+        tables = open_parts(recipe)
+        model = build_model(recipe)
+        parts = open_inputs(recipe, tables, model, processes)
+    assert computed == ["glyphnet"] * 3 + ["glyphnet@48px"] * 3
+    # Together they are what the joint network gives.
+    whole = image_part(tables["test"], model.preprocessing, recipe, "test", cache=False)
+    joint = embed(model.features, whole, recipe, processes)
+    data = parts["test"].data
+    assert isinstance(data, FeatureRows)
+    assert data.features.numpy() == pytest.approx(joint.vectors, abs=1e-5)
