@@ -50,7 +50,7 @@ class EmbeddingModel(nn.Module):
         # No scale and shift of its own: the linear embedding behind it has both.
         self.layer_norm = nn.LayerNorm(backbone.channels, elementwise_affine=False) if layer_norm else None
         self.head = None if embedding_dim is None else nn.Linear(backbone.channels, embedding_dim)
-        self._spec = {
+        self._spec: dict[str, Any] = {
             "backbone": name,
             "embedding_dim": embedding_dim,
             "pooling": backbone.pooling,
