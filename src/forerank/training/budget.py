@@ -145,6 +145,8 @@ class _Search:
         images.write(run / SEARCH)
         tables = images.parts
         base = complete_recipe(recipe, tables["train"], 1, device)
+        if "evaluation.patience" not in fixed:  # the winner shall reach what it reached as a trial
+            base = replace(base, evaluation=replace(base.evaluation, patience=None))
         if not frozen:
             # Test images are embedded twice at the end, all images once for the catalogue.
             embedded = 2 * len(tables["test"]) + sum(len(table) for table in tables.values())
@@ -244,7 +246,9 @@ class _Search:
         a = assemble(recipe, self.tables, self.processes, build_model(recipe), inputs)
         steps = recipe.schedule.steps or 300
         every = recipe.evaluation.every or max(1, steps // 8)
-        return run_trial(a, steps, every, report, self.clock.ending(self.at_the_end))
+        left = self.clock.ending(self.at_the_end) - time.monotonic()
+        # A trial that would leave no time to train its values again is given up.
+        return run_trial(a, steps, every, report, time.monotonic() + left / (1 + TRAININGS_AT_THE_END))
 
     def _with_values(self, values: Mapping[str, Any]) -> Recipe:
         recipe = override(self.base, [f"{key}={value}" for key, value in values.items()])
