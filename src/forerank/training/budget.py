@@ -24,6 +24,7 @@ from forerank.training.assemble import assemble, build_model, open_inputs
 from forerank.training.candidates import Candidates, further_backbones, seconds_in_torch
 from forerank.training.clock import Clock
 from forerank.training.image_check import check_images
+from forerank.training.interruption import InterruptedRun
 from forerank.training.loop import train
 from forerank.training.measure import Part
 from forerank.training.outcome import Outcome, finished_outcome
@@ -92,14 +93,22 @@ def train_within(
             place.write_text(recipe_text(recipe), encoding="utf-8")
         write_json(run / SEARCH / FIXED, {"keys": sorted(fixed)})
     clock.save()
+    try:
+        return _search_and_train(recipe, run, clock, fixed)
+    except InterruptedRun as stopped:  # of a training inside this one: this one is to be resumed
+        raise InterruptedRun(run, None, stopped.exit_code - 128) from None
+    finally:
+        clock.save()
+
+
+def _search_and_train(recipe: Recipe, run: Path, clock: Clock, fixed: frozenset[str]) -> Outcome:
     search = _Search.open(recipe, run, clock, fixed)
     recipe, prelude = search.tune(search.compare_trials())
     clock.save()
-    again = search.refit_seconds
-    outcome = train(recipe, run, deadline=clock.ending(search.at_the_end + again), prelude=prelude)
+    end = clock.ending(search.at_the_end + search.refit_seconds)
+    outcome = train(recipe, run, deadline=end, prelude=prelude)
     clock.save()
     refit(run, clock.ending(0.0), search.seconds_after_tuning)
-    clock.save()
     return outcome
 
 
