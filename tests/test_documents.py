@@ -1,5 +1,6 @@
 """Every Python block of the documents runs, in order, in an empty folder; every file they name exists."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -31,3 +32,10 @@ def test_the_install_page_names_every_extra() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(set(extras) - {"docs", "dev"})
+
+
+def test_the_table_of_trained_models_is_the_one_of_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    quality = importlib.import_module("quality")
+    page = quality.PAGE.read_text(encoding="utf-8")
+    assert quality.page_with_tables(page) == page, "run: python benchmarks/quality.py page"
