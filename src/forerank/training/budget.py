@@ -45,6 +45,7 @@ from forerank.training.trials import (
     trials_of,
 )
 from forerank.training.tuning import TuningCost, put_beside, tuning_cost, tuning_recipe
+from forerank.training.whitening import HeadStart
 
 FIXED, CHOSEN, PLANNED, DECIDED = "fixed.json", "chosen.json", "tuning.yaml", "tuning.json"
 # Further backbones join while their features end before this share of the time.
@@ -120,6 +121,7 @@ class _Search:
         base: complete, in the mode of the trials, with the backbone that they take.
         candidates: backbones with their features; None where trials train all weights.
         zero_shot: of the test part and the choosing figure of validation, before any training.
+        start: how a head starts best, before any training.
         at_the_end: seconds that measuring the chosen model and the report take.
         trial_seconds: the longest trial.
         tuning: what training all weights costs; None where it is not done.
@@ -134,6 +136,7 @@ class _Search:
     candidates: Candidates | None
     at_the_end: float
     zero_shot: tuple[Evaluation, float] | None = None
+    start: HeadStart | None = None
     trial_seconds: float = 0.0
     tuning: TuningCost | None = None
     trials: list[Trial] = field(default_factory=list)
@@ -174,11 +177,12 @@ class _Search:
             together = f"{together}+{name}"
             candidates.add(together)
             clock.save()
-        base = candidates.with_backbone(candidates.best())
+        backbone, start = candidates.best()
+        base = candidates.with_backbone(backbone)
         began = time.monotonic()
         zero_shot = candidates.zero_shot(base.model.backbone)
         at_the_end = MEASUREMENTS_AT_THE_END * (time.monotonic() - began) + SECONDS_AT_THE_END
-        return cls(base, run, clock, fixed, tables, processes, candidates, at_the_end, zero_shot)
+        return cls(base, run, clock, fixed, tables, processes, candidates, at_the_end, zero_shot, start)
 
     @property
     def seconds_after_tuning(self) -> float:
@@ -199,7 +203,7 @@ class _Search:
         study = open_study(self.run / SEARCH / "trials.journal", self.base.seed, every)
         space = search_space(self.base, self.fixed)
         if not study.trials:
-            for values in first_trials(self.base, space):
+            for values in first_trials(self.base, space, self.start):
                 study.enqueue_trial(values)
         self.trial_seconds = max((trial.seconds for trial in trials_of(study)), default=0.0)
         chosen = self.run / SEARCH / CHOSEN

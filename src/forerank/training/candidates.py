@@ -18,6 +18,7 @@ from forerank.training.features import feature_encoder, features_file
 from forerank.training.measure import Part, embed, image_part, measure
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe
+from forerank.training.whitening import HeadStart
 
 # The backbone of those who name none, and the packaged ones that join it while the time allows.
 SINGLE = "efficientnet-lite0"
@@ -89,26 +90,27 @@ class Candidates:
             self.seconds_per_image[name] = (time.monotonic() - began) / len(table)
         return self.seconds_per_image[name]
 
-    def best(self) -> str:
-        """The backbone that is best on the validation classes before training, whitened or not."""
-        if len(self.inputs) == 1:
-            return next(iter(self.inputs))
-        figures = {backbone: self._figure(backbone) for backbone in self.inputs}
+    def best(self) -> tuple[str, HeadStart | None]:
+        """The backbone that is best on the validation classes before training, and how its head starts."""
+        starts = {backbone: self._start(backbone) for backbone in self.inputs}
         by = self.recipe.evaluation.choose_by
-        for backbone, figure in figures.items():
+        for backbone, (figure, _) in starts.items():
             say(f"{backbone}: validation {by} {shown(by, figure)} before training")
-        return max(figures, key=lambda backbone: figures[backbone])
+        best = max(starts, key=lambda backbone: starts[backbone][0])
+        return best, starts[best][1]
 
-    def _figure(self, backbone: str) -> float:
+    def _start(self, backbone: str) -> tuple[float, HeadStart | None]:
+        """The figure of validation at the better start of a head, whitened or not."""
         recipe, parts = self.with_backbone(backbone), self.inputs[backbone]
         recipe = replace(recipe, model=replace(recipe.model, head_start="auto", embedding_dim=0))
         model = build_model(recipe).to(self.processes.device).eval()
-        start_from_whitening(recipe, model, parts["train"], parts["validation"], self.processes)
+        start = start_from_whitening(recipe, model, parts["train"], parts["validation"], self.processes)
         embedded = embed(
             lambda x: encode(model, x, recipe, self.processes.device),
             parts["validation"], recipe, self.processes, title=None,
         )  # fmt: skip
-        return float(measure(embedded, recipe, self.processes, full=False)[recipe.evaluation.choose_by])
+        figure = measure(embedded, recipe, self.processes, full=False)[recipe.evaluation.choose_by]
+        return float(figure), start
 
     def zero_shot(self, backbone: str) -> tuple[Evaluation, float]:
         """The pretrained features: all metrics of the test part, and the choosing figure of validation."""

@@ -19,6 +19,7 @@ from forerank.training.loop import take_step
 from forerank.training.measure import embed, measure
 from forerank.training.optimise import rate_factor, set_rates
 from forerank.training.recipe import Recipe
+from forerank.training.whitening import USUAL_SHRINKAGE, HeadStart
 
 if TYPE_CHECKING:
     import optuna
@@ -100,28 +101,41 @@ def open_study(journal: Path, seed: int, rung: int) -> "optuna.Study":
     return study
 
 
-def first_trials(recipe: Recipe, space: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The recipe as it is, and each loss once with usual values: what the search starts from."""
+def first_trials(
+    recipe: Recipe, space: Mapping[str, Any], start: HeadStart | None = None
+) -> list[dict[str, Any]]:
+    """Each loss with usual values, the recipe's own first: what the search starts from.
+
+    Args:
+        start: the better start of a head on the validation classes, which comes first.
+    """
     usual: dict[str, Any] = {
         "optimiser.lr": 2e-4 if recipe.mode == "head" else recipe.optimiser.lr or 1e-4,
         "optimiser.weight_decay": 4e-4,
         "model.head_start": "features",
         "model.embedding_dim": space.get("model.embedding_dim", (0,))[0],
-        "model.shrinkage": 0.3,
+        "model.shrinkage": USUAL_SHRINKAGE if start is None else start.shrinkage,
         "data.colour": 0.0,
         "data.erase": 0.0,
         "data.crop": "paper",
     }
     losses = space.get("loss.name", (recipe.loss.name,))
-    rows = [{"loss.name": loss, "model.head_start": start}
-            for start in ("whitening", "features") for loss in losses]  # fmt: skip
+    starts = ("whitening", "features") if start is not None and start.taken else ("features", "whitening")
+    rows = [{"loss.name": loss, "model.head_start": head_start}
+            for head_start in starts for loss in losses]  # fmt: skip
     kept = [{key: {**usual, **row}[key] for key in space if key in {**usual, **row}} for row in rows]
     unique: list[dict[str, Any]] = []
     for row in kept:
         if row not in unique:
             unique.append(row)
-    # The recipe's own loss first; then the others.
-    return sorted(unique, key=lambda row: row.get("loss.name") != recipe.loss.name)
+    # The better start first, and there the recipe's own loss.
+    better = starts[0]
+    return sorted(
+        unique,
+        key=lambda row: (
+            row.get("model.head_start", better) != better, row.get("loss.name") != recipe.loss.name
+        ),
+    )  # fmt: skip
 
 
 def propose(trial: "optuna.Trial", space: Mapping[str, Any]) -> dict[str, Any]:
