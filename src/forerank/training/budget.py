@@ -179,10 +179,11 @@ class _Search:
             clock.save()
         backbone, start = candidates.best()
         base = candidates.with_backbone(backbone)
-        began = time.monotonic()
-        zero_shot = candidates.zero_shot(base.model.backbone)
-        at_the_end = MEASUREMENTS_AT_THE_END * (time.monotonic() - began) + SECONDS_AT_THE_END
-        return cls(base, run, clock, fixed, tables, processes, candidates, at_the_end, zero_shot, start)
+        test, validation, seconds = candidates.zero_shot(base.model.backbone)
+        at_the_end = MEASUREMENTS_AT_THE_END * seconds + SECONDS_AT_THE_END
+        return cls(
+            base, run, clock, fixed, tables, processes, candidates, at_the_end, (test, validation), start
+        )
 
     @property
     def seconds_after_tuning(self) -> float:
