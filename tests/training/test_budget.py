@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from forerank.errors import InputError
+from forerank.models import load_model
 from forerank.training import budget, load_recipe, train, train_within, tuning
+from forerank.training.assemble import build_model
 from forerank.training.clock import Clock
 from forerank.training.recipe import Recipe, assigned_keys, override
 from forerank.training.trials import first_trials, open_study, search_space, trials_of
@@ -110,3 +113,28 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="without torchrun"):
         train_within(Recipe(), tmp_path / "run", 1)
+
+
+def test_a_tuned_network_is_put_back_beside_the_others(images: Path, tmp_path: Path) -> None:
+    steps = ["steps=5", "data.validation=0"]  # the last step is the model, better or not
+    train(load_recipe(images, [*QUICK, *steps]), tmp_path / "tuned", tested=False)
+    both = load_recipe(images, [*QUICK, "mode=head", "backbone=glyphnet+glyphnet@48px", "embedding_dim=0"])
+    tuning.put_beside(both, tmp_path / "tuned", tmp_path / "both")
+    first, second = load_model(tmp_path / "both").single_models()
+    tuned, before = load_model(tmp_path / "tuned"), build_model(both).single_models()
+    view = torch.rand(2, 1, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(first.features(view), tuned.features(view))
+        assert not torch.equal(first.features(view), before[0].features(view))
+        assert torch.equal(second.features(view), before[1].features(view))
+    # A head is trained on it as on any backbone.
+    on_both = override(both, [f"backbone={tmp_path / 'both'}", "pretrained=true", "pooling=auto", "steps=2"])
+    on_both = override(on_both, ["evaluation.report=false"])
+    assert "trained" in train(on_both, tmp_path / "run").results["test"]
+
+
+def test_the_first_of_several_networks_is_tuned_and_what_the_user_gave_stays() -> None:
+    recipe = override(Recipe(), ["mode=head", "backbone=glyphnet+glyphnet@48px", "batch_size=64", "lr=3e-3"])
+    full = tuning.tuning_recipe(recipe, frozenset({"optimiser.lr"}))
+    assert (full.model.backbone, full.mode, full.evaluation.report) == ("glyphnet", "full", False)
+    assert (full.optimiser.lr, full.optimiser.blend, full.batch.batch_size) == (3e-3, 0.5, 64)

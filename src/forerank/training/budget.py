@@ -313,8 +313,8 @@ class _Search:
         best, values = (_known(self.run, DECIDED, "figure", "values")[key] for key in ("figure", "values"))
         by, before = recipe.evaluation.choose_by, winner.figure or 0.0
         better = best > before
-        told = f"validation {by} {shown(by, best)} on the tuned backbone, {shown(by, before)} without"
-        say(f"{told}: {'taken' if better else 'left out'}")
+        told = f"{shown(by, best)} on the tuned backbone" if best >= 0 else "not raised by tuning"
+        say(f"validation {by} {told}, {shown(by, before)} without: {'taken' if better else 'left out'}")
         return self._on_tuned(values) if better else None
 
     def _on_tuned(self, values: Mapping[str, Any]) -> Recipe:
@@ -345,10 +345,12 @@ class _Search:
             planned.write_text(recipe_text(full), encoding="utf-8")
         say(f"all weights of {full.model.backbone}: {cost.steps} steps of about {cost.step:.1f} s")
         end = time.monotonic() + 1.15 * cost.steps * cost.step
-        train(full, self.run / TUNED_RUN, deadline=end, tested=False)
+        outcome = train(full, self.run / TUNED_RUN, deadline=end, tested=False)
         self.clock.save()
-        put_beside(recipe, self.run / TUNED_RUN, self.run / TUNED_MODEL)
         best: dict[str, Any] = {"figure": -1.0, "values": {}}
+        if outcome.results["best_step"] == 0:  # the pretrained weights are better: there is nothing new
+            return best
+        put_beside(recipe, self.run / TUNED_RUN, self.run / TUNED_MODEL)
         inputs = None
         for trial in self._best_first()[:REPEATED_TRIALS]:
             one = self._on_tuned(trial.values)
