@@ -108,8 +108,8 @@ def _features_of_one(
 ) -> tuple[Tensor, Table]:
     """The features of a part by one network."""
     file = features_file(model, recipe, part.table, processes.device)
-    found = _read(file, part.table) or _known_from_other_runs(file.parent, part.table)
-    if found is None:
+    features = _read(file, part.table) or _known_from_other_runs(file.parent, part.table)
+    if features is None:
         if processes.first:
             where = f"kept in {file.parent} for other runs"
             of = f"by {model.spec['backbone']}"
@@ -118,7 +118,7 @@ def _features_of_one(
         images = image_part(part.table, model.preprocessing, recipe, part.title, cache=small)
         encoder = feature_encoder(model, recipe.precision, processes.device)
         embedded = embed(encoder, images, recipe, processes, title="features of")
-        found = torch.from_numpy(embedded.vectors), embedded.table
+        features = torch.from_numpy(embedded.vectors), embedded.table
         if processes.first:
             _write(file, embedded, part.table)
     wait_for_all(processes)
