@@ -304,7 +304,9 @@ class _Search:
             return None
         assert self.candidates is not None
         if self.tuning is None:  # planned before an interruption
-            self.tuning = tuning_cost(load_recipe(planned), self.candidates)
+            full = load_recipe(planned)
+            self.tuning = tuning_cost(full, self.candidates)
+            self.tuning.steps = full.schedule.steps or 0
         if not decided.exists():
             figures = self._train_all_weights(recipe, planned)
             if figures is None:
@@ -328,7 +330,6 @@ class _Search:
         cost = self.tuning
         if planned.exists():  # before an interruption
             full = load_recipe(planned)
-            cost.steps = full.schedule.steps or 0
         else:
             full = tuning_recipe(recipe, self.fixed)
             heads = (REPEATED_TRIALS + TRAININGS_AT_THE_END) * self.trial_seconds
