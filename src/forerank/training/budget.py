@@ -177,8 +177,8 @@ class _Search:
             together = f"{together}+{name}"
             candidates.add(together)
             clock.save()
-        backbone, start = candidates.best()
-        base = candidates.with_backbone(backbone)
+        base = candidates.with_backbone(candidates.best())
+        start = candidates.head_start(base.model.backbone, clock.left())
         test, validation, seconds = candidates.zero_shot(base.model.backbone)
         at_the_end = MEASUREMENTS_AT_THE_END * seconds + SECONDS_AT_THE_END
         return cls(

@@ -28,6 +28,9 @@ FURTHER = {
 FEW_IMAGES = 32  # from which the speed of a network is estimated
 # OpenVINO is at most about this much faster than torch.
 LARGEST_GAIN = 3.0
+# The eigenvectors of 1280 features are worth their time if so many seconds are left; the time grows with the
+# cube of the features.
+SECONDS_LEFT_FOR_START = 20.0
 
 
 @dataclass
@@ -89,27 +92,27 @@ class Candidates:
             self.seconds_per_image[name] = (time.monotonic() - began) / len(table)
         return self.seconds_per_image[name]
 
-    def best(self) -> tuple[str, HeadStart | None]:
-        """The backbone that is best on the validation classes before training, and how its head starts."""
-        starts = {backbone: self._start(backbone) for backbone in self.inputs}
-        by = self.recipe.evaluation.choose_by
-        for backbone, (figure, _) in starts.items():
-            say(f"{backbone}: validation {by} {shown(by, figure)} before training")
-        best = max(starts, key=lambda backbone: starts[backbone][0])
-        return best, starts[best][1]
+    def best(self) -> str:
+        """The backbone whose features are best on the validation classes."""
+        by, figures = self.recipe.evaluation.choose_by, dict[str, float]()
+        for backbone, parts in self.inputs.items():
+            features = embed(lambda x: x, parts["validation"], self.recipe, self.processes, title=None)
+            figures[backbone] = float(measure(features, self.recipe, self.processes, full=False)[by])
+            say(f"{backbone}: validation {by} {shown(by, figures[backbone])} before training")
+        return max(figures, key=lambda backbone: figures[backbone])
 
-    def _start(self, backbone: str) -> tuple[float, HeadStart | None]:
-        """The figure of validation at the better start of a head, whitened or not."""
+    def head_start(self, backbone: str, seconds: float) -> HeadStart | None:
+        """How a head starts best on the validation classes; None if finding out takes too long.
+
+        Args:
+            seconds: that are left for everything.
+        """
         recipe, parts = self.with_backbone(backbone), self.inputs[backbone]
         recipe = replace(recipe, model=replace(recipe.model, head_start="auto", embedding_dim=0))
         model = build_model(recipe).to(self.processes.device).eval()
-        start = start_from_whitening(recipe, model, parts["train"], parts["validation"], self.processes)
-        embedded = embed(
-            lambda x: encode(model, x, recipe, self.processes.device),
-            parts["validation"], recipe, self.processes, title=None,
-        )  # fmt: skip
-        figure = measure(embedded, recipe, self.processes, full=False)[recipe.evaluation.choose_by]
-        return float(figure), start
+        if seconds < SECONDS_LEFT_FOR_START * (model.feature_dim / 1280) ** 3:
+            return None
+        return start_from_whitening(recipe, model, parts["train"], parts["validation"], self.processes)
 
     def zero_shot(self, backbone: str) -> tuple[Evaluation, float, float]:
         """The pretrained features measured.
