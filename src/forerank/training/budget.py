@@ -284,7 +284,8 @@ class _Search:
 
     def tune(self, winner: Trial | None) -> tuple[Recipe, Prelude]:
         """The recipe to train: the winner's, on a backbone whose weights were trained if that is better."""
-        recipe = self.base if winner is None else self._with_values(winner.values)
+        usual = first_trials(self.base, search_space(self.base, self.fixed), self.start)
+        recipe = self._with_values(usual[0] if winner is None else winner.values)
         recipe = replace(recipe, name=self.base.name)
         figure = recipe.evaluation.choose_by
         prelude = Prelude(sections=(trials_section(self.trials, figure),), trials=len(self.trials))
