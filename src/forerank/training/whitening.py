@@ -75,7 +75,8 @@ def whitening_weight(spread: Spread, shrinkage: float, width: int) -> Tensor:
 def principal_axes(features: Tensor) -> Tensor:
     """Axes (C, C) as columns along which unit features (N, C) differ, the strongest first."""
     unit = nn.functional.normalize(features.double())
-    return torch.linalg.eigh(unit.T @ unit)[1].flip(1).float()
+    axes: Tensor = torch.linalg.eigh(unit.T @ unit)[1].flip(1).float()
+    return axes
 
 
 def start_from_principal_axes(head: nn.Linear, axes: Tensor) -> None:
