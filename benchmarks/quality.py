@@ -35,8 +35,6 @@ CELLS = {
     "minutes-20": ["nmi=false", "--minutes", "20"],
     "minutes-60": ["nmi=false", "--minutes", "60"],
 }
-TITLES = {"default": "default", "best": "`quality=best`"}
-TITLES |= {f"minutes-{n}": f"`--minutes {n}`" for n in (20, 60)}
 
 
 def measure_cell(name: str, source: str, cell: str, work: Path) -> dict[str, Any]:
@@ -94,7 +92,16 @@ def chosen_values(run: Path) -> dict[str, Any]:
 
 def page_text(measured: Sequence[Mapping[str, Any]]) -> str:
     """The tables in Markdown."""
-    columns = ["data", "command", "zero-shot", "trained", "mAP@R", "whole catalogue", "minutes", "chosen"]
+    columns = [
+        "data",
+        "command",
+        "zero-shot",
+        "trained",
+        "mAP@R",
+        "whole catalogue",
+        "minutes (threads)",
+        "chosen",
+    ]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for one in measured:
         rows, last = one["test"], one["test"]["trained"]
@@ -107,7 +114,7 @@ def page_text(measured: Sequence[Mapping[str, Any]]) -> str:
         lines.append(
             f"| {one['data']} | `{one['command']}` | {100 * before['recall@1']:.1f} | "
             f"**{100 * last['recall@1']:.1f}** | {100 * last['map@r']:.1f} | "
-            f"{100 * catalogue['recall@1']:.1f} | {one['seconds'] / 60:.1f} | {told} |"
+            f"{100 * catalogue['recall@1']:.1f} | {one['seconds'] / 60:.1f} ({one['versions']['threads']}) | {told} |"
         )
     return "\n".join(lines) + "\n"
 
