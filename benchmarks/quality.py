@@ -114,7 +114,8 @@ def page_text(measured: Sequence[Mapping[str, Any]]) -> str:
         lines.append(
             f"| {one['data']} | `{one['command']}` | {100 * before['recall@1']:.1f} | "
             f"**{100 * last['recall@1']:.1f}** | {100 * last['map@r']:.1f} | "
-            f"{100 * catalogue['recall@1']:.1f} | {one['seconds'] / 60:.1f} ({one['versions']['threads']}) | {told} |"
+            f"{100 * catalogue['recall@1']:.1f} | "
+            f"{one['seconds'] / 60:.1f} ({one['versions']['threads']}) | {told} |"
         )
     return "\n".join(lines) + "\n"
 
