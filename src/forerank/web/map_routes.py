@@ -8,9 +8,9 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from forerank.search.index import Index
-from forerank.search.map import Map, read_map
+from forerank.search.map import Map, accepted_points, read_map
 from forerank.web.answers import MapAnswer
-from forerank.web.search_routes import REFUSALS
+from forerank.web.search_routes import REFUSALS, Conditions, Text, sends
 
 
 class KeptMap:
@@ -45,7 +45,7 @@ def add_map_routes(app: FastAPI, index: Index) -> KeptMap:
         made = kept.get()
         return MapAnswer(points=len(made.ids), missing=made.missing, labels=list(made.names))
 
-    @app.get("/api/map/points", response_class=Response, responses=REFUSALS)
+    @app.get("/api/map/points", response_class=Response, responses=sends("application/octet-stream"))
     def points() -> Response:
         """The places as little-endian numbers, one list after the other.
 
@@ -56,5 +56,11 @@ def add_map_routes(app: FastAPI, index: Index) -> KeptMap:
         parts = [made.ids.astype("<u4"), made.labels.astype("<u4"), places[:, 0], places[:, 1]]
         data = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
         return Response(data, media_type="application/octet-stream")
+
+    @app.get("/api/map/accepted", response_class=Response, responses=sends("application/octet-stream"))
+    def accepted(where: Conditions = [], text: Text = "") -> Response:  # noqa: B006 - FastAPI copies it
+        """One byte per point, in the order of the points: 1 if the image meets the conditions, else 0."""
+        found = accepted_points(index, kept.get(), index.filter(where, text))
+        return Response(found.tobytes(), media_type="application/octet-stream")
 
     return kept

@@ -15,8 +15,7 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RefusedUpload)
     def refused(_: Request, error: RefusedUpload) -> JSONResponse:
-        # The rest of a body that is too large is not read: say so to the client.
-        return JSONResponse({"error": error.sentence}, error.status, headers={"connection": "close"})
+        return JSONResponse({"error": error.sentence}, error.status, headers=error.headers)
 
     @app.exception_handler(HTTPException)
     def http(_: Request, error: HTTPException) -> JSONResponse:

@@ -40,11 +40,13 @@ class Limits:
 
 
 class RefusedUpload(Exception):  # noqa: N818 - it is an answer, not a fault
-    """Why a picture is not taken: an HTTP status and a sentence."""
+    """Why a picture is not taken: an HTTP status, a sentence, and headers of the answer."""
 
-    def __init__(self, status: int, sentence: str) -> None:
+    def __init__(self, status: int, sentence: str, **headers: str) -> None:
         super().__init__(sentence)
         self.status, self.sentence = status, sentence
+        # The rest of a body that is too large is not read: say so to the client.
+        self.headers = {"connection": "close"} | {name.replace("_", "-"): headers[name] for name in headers}
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,8 @@ def parse_form(kind: str, body: bytes) -> Form:
 
 
 def _busy() -> RefusedUpload:
-    return RefusedUpload(503, "too many pictures are being sent at the moment: try again in a minute")
+    sentence = "too many pictures are being sent at the moment: try again in a minute"
+    return RefusedUpload(503, sentence, retry_after="60")
 
 
 class Decoders:

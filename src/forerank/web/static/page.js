@@ -201,7 +201,6 @@ function showView() {
   results.hidden = view === "explain" || (view === "map" && asked);
   $("explain").hidden = view !== "explain";
   $("map").hidden = view !== "map";
-  $("filter-bar").hidden = view === "map" && !asked; // the map shows everything
   $("choices").hidden = $("legend").hidden = view !== "";
   if (view === "" && state.answer) $("legend").hidden = !state.answer.label;
   $("loss-pick").hidden = view !== "explain";
@@ -229,7 +228,7 @@ async function explain() {
 
 async function showMap() {
   state.map ??= await import("./map.js");
-  state.map.show({ hits: state.answer?.hits || [], list: listRows, search: searchRow });
+  state.map.show({ hits: state.answer?.hits || [], conditions: forGallery(state.query), list: listRows, search: searchRow });
 }
 
 // What was chosen on the map stands below it like the gallery.
