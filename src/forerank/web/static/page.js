@@ -173,7 +173,7 @@ function showAnswer(answer) {
     words.push(isUpload(state.query.like[0]) ? "It is probably not in the catalogue." : "No other image is near enough.");
   } else if (answer.threshold !== null) words.push(`Similar enough to be trusted (from ${answer.threshold.toFixed(3)} on).`);
   if (answer.label) words.unshift(`The query is ${answer.label}.`);
-  if (combined) words.push("Several pictures make one query: their mean, minus half of the mean of those it should not be like.");
+  if (combined) words.push(`Several pictures make one query: their mean${state.query.unlike.length ? ", minus half of the mean of those it should not be like" : ""}.`);
   $("verdict").textContent = words.join(" ");
   $("verdict").hidden = !words.length;
   $("verdict").className = `verdict ${!best || answer.threshold === null ? "" : answer.found ? "found" : "none"}`;
