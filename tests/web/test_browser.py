@@ -1,4 +1,4 @@
-"""The page in a real browser. With FORERANK_SCREENSHOTS=1 it also takes the pictures of docs/images."""
+"""The page in a real browser. `make screenshots` also takes the pictures of docs/images."""
 
 import re
 
