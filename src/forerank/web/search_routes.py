@@ -27,8 +27,8 @@ from forerank.web.uploads import Limits, Uploads
 RowId = Annotated[int, PathParameter(ge=0, le=LARGEST_ID, description="row of the index")]
 Text = Annotated[str, Query(max_length=200, description="text in path or label, in upper or lower case")]
 Conditions = Annotated[
-    list[Annotated[str, StringConstraints(max_length=1000)]],
-    Query(max_length=20, description="COLUMN=VALUE or label=VALUE; may be given several times"),
+    list[Annotated[str, StringConstraints(max_length=500)]],
+    Query(max_length=10, description="COLUMN=VALUE or label=VALUE; may be given several times"),
 ]
 ExampleTexts = list[Annotated[str, StringConstraints(max_length=120)]]
 REFUSALS: dict[int | str, dict[str, Any]] = {
