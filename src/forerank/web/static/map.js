@@ -385,7 +385,7 @@ function build() {
   status = make("p", "soft");
   status.id = "map-status";
   status.setAttribute("role", "status");
-  place.append(bar, frame, status);
+  place.append(bar, status, frame);
   listen();
 }
 
