@@ -179,6 +179,21 @@ def test_the_map_on_a_phone(open_page, map_site):
     page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
 
 
+def test_a_map_that_is_made_again_is_taken_up(shapes_index, retriever, serving, tmp_path, client_of):
+    pytest.importorskip("umap")
+    from forerank.search.map import make_map
+
+    shutil.copytree(shapes_index, tmp_path / "index")
+    index = Index.open(tmp_path / "index", model=retriever)
+    with serving(index) as site:
+        assert client_of(site, "/api/map").status_code == 404
+        make_map(index)
+        assert client_of(site, "/api/index").json()["map"]
+        first = client_of(site, "/api/map/points").content
+        make_map(index, seed=1)
+        assert client_of(site, "/api/map/points").content != first
+
+
 def test_an_index_without_a_map_says_nothing_of_one(open_page, site, client_of):
     page = open_page(site)
     page.wait_for_selector(".tile")

@@ -104,7 +104,7 @@ def create_app(
             approximate=bool(index.meta.get("approximate")),
             threshold=index.threshold,
             calibrated=bool((stored or {}).get("curve")),
-            map=maps.exists(),
+            map=maps.version() > 0,
             precision=promised,
         )
 

@@ -14,22 +14,28 @@ from forerank.web.search_routes import REFUSALS, Conditions, Text, sends
 
 
 class KeptMap:
-    """The map of an index, read once when it is first asked for."""
+    """The map of an index, read when it is first asked for, and again when `forerank map` has made another."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._lock = threading.Lock()
         self._map: Map | None = None
+        self._version = 0
 
-    def exists(self) -> bool:
-        """Whether there is a file; what it holds is looked at when it is needed."""
+    def version(self) -> int:
+        """When the file was written, 0 if there is none; what it holds is looked at when it is needed."""
         file = self._index.engine.map_file()
-        return file is not None and file.exists()
+        try:
+            return 0 if file is None else file.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def get(self) -> Map:
         """The map; 404 where there is none for this index."""
         with self._lock:
-            self._map = self._map or read_map(self._index)
+            version = self.version()
+            if version != self._version:
+                self._map, self._version = read_map(self._index), version
         if self._map is None:
             raise HTTPException(404, "there is no map of this index: make one with forerank map INDEX")
         return self._map
