@@ -14,7 +14,7 @@ from forerank.web.search_routes import REFUSALS, Conditions, Text, sends
 
 
 class KeptMap:
-    """The map of an index, read when it is first asked for, and again when `forerank map` has made another."""
+    """The map of an index, read when first asked for, and again when `forerank map` has made another."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
