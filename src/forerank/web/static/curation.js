@@ -1,7 +1,7 @@
-"use strict";
 // Curating a collection. Every decision is sent at once and shown only when the server has written it down.
 
-const $ = (id) => document.getElementById(id);
+import { $, complain, make } from "./dom.js";
+
 const VIEWS = ["labels", "copies", "issues", "classes", "finish"];
 let collection = null;
 let place = 0; // of the suspect that is shown
@@ -16,19 +16,6 @@ async function ask(address, body) {
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) throw new Error(answer.error || `the server answered ${response.status}`);
   return answer;
-}
-
-function complain(error) {
-  const text = error ? error.message : "";
-  $("error").textContent = text.charAt(0).toUpperCase() + text.slice(1);
-  $("error").hidden = !error;
-}
-
-function make(tag, className, text) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  return element;
 }
 
 function button(className, text, action) {
