@@ -221,6 +221,8 @@ const write = () => send("/api/write", {}, (answer) => {
   $("written").textContent = `Written: ${answer.file}. Train with it: forerank train ${answer.file}`;
 });
 
+const files = (count) => `${count.toLocaleString("en")} ${count === 1 ? "file" : "files"}`;
+
 function listMoves(answer) {
   $("move-list").replaceChildren(...answer.files.map((file) => make("li", "", `${file.path} → ${file.to}`)));
 }
@@ -243,15 +245,15 @@ $("other-form").addEventListener("submit", (event) => {
 });
 $("dry-run").addEventListener("click", () => send("/api/move", { dry_run: true }, (answer) => {
   listMoves(answer);
-  $("move-says").textContent = answer.files.length ? `${answer.files.length} files would be moved to ${answer.folder}. Nothing was moved yet.` : "No file would be moved.";
-}).then(() => { $("move").hidden = !$("move-list").children.length; $("move").textContent = `Move ${$("move-list").children.length} files`; }));
+  $("move-says").textContent = answer.files.length ? `To be moved to ${answer.folder}: ${files(answer.files.length)}. Nothing was moved yet.` : "No file would be moved.";
+}).then(() => { $("move").hidden = !$("move-list").children.length; $("move").textContent = `Move ${files($("move-list").children.length)}`; }));
 $("move").addEventListener("click", () => send("/api/move", { dry_run: false }, (answer) => {
   listMoves(answer);
-  $("move-says").textContent = `${answer.files.length} files were moved to ${answer.folder}.`;
+  $("move-says").textContent = `Moved to ${answer.folder}: ${files(answer.files.length)}.`;
 }));
 $("restore").addEventListener("click", () => send("/api/restore", {}, (answer) => {
   listMoves({ files: [] });
-  $("move-says").textContent = `${answer.restored} files were put back.`;
+  $("move-says").textContent = `${files(answer.restored)} put back.`;
 }));
 for (const head of document.querySelectorAll("#class-table [data-sort]")) {
   head.addEventListener("click", () => {
