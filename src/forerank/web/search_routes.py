@@ -4,6 +4,7 @@ import asyncio
 import time
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from forerank.web.answers import ErrorAnswer, HitAnswer, SearchAnswer, UploadAns
 from forerank.web.examples import HOW, Example, ExampleVectors, parse_example
 from forerank.web.kept_uploads import KeptUploads
 from forerank.web.pictures import PICTURE_KINDS
-from forerank.web.uploads import Limits, Uploads
+from forerank.web.uploads import Limits, Uploads, unless_gone
 
 RowId = Annotated[int, PathParameter(ge=0, le=LARGEST_ID, description="row of the index")]
 Text = Annotated[str, Query(max_length=200, description="text in path or label, in upper or lower case")]
@@ -92,7 +93,7 @@ def add_search_routes(
             return find(vectors.embed(data), wanted, started=started)
 
         async with uploads.receive(request) as data:
-            return await asyncio.get_running_loop().run_in_executor(for_uploads, answer, data)
+            return await unless_gone(request, for_uploads, partial(answer, data))
 
     @app.get(
         "/api/search",
@@ -128,7 +129,7 @@ def add_search_routes(
             return UploadAnswer(id=name, seconds=limits.kept_seconds)
 
         async with uploads.receive(request) as data:
-            return await asyncio.get_running_loop().run_in_executor(for_uploads, keep, data)
+            return await unless_gone(request, for_uploads, partial(keep, data))
 
     @app.get("/uploads/{name}", response_class=Response, responses=sends(*PICTURE_KINDS))
     async def show_upload(name: Annotated[str, PathParameter(max_length=60)]) -> Response:

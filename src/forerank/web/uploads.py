@@ -7,16 +7,18 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 from starlette.requests import ClientDisconnect, Request
 
+T = TypeVar("T")
 MOST_FIELDS = 50  # of a form, and the longest of them in bytes
 LONGEST_FIELD = 4000
 DECODERS = 2  # so many full-size pictures are in memory at once, and no more
@@ -129,6 +131,25 @@ class Uploads:
     def _too_large(self) -> RefusedUpload:
         most = f"{self._limits.bytes / 1e6:g} MB"
         return RefusedUpload(413, f"the picture has more than {most}, the most that is taken")
+
+
+async def unless_gone(request: Request, executor: Executor, work: Callable[[], T]) -> T:
+    """Do `work` in a thread of the executor, unless the client leaves before its turn has come."""
+    submitted = executor.submit(work)
+    done = asyncio.wrap_future(submitted)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done() and submitted.cancel():  # work that has begun goes on, and is waited for
+            raise RefusedUpload(400, "the client went away before its picture was looked at")
+        return await done
+    finally:
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def parse_form(kind: str, body: bytes) -> Form:
