@@ -106,6 +106,22 @@ def test_many_uploads_that_wait_stay_below_the_common_bound(start, picture):
     assert last.status_code == 200
 
 
+def test_a_picture_that_is_too_large_is_refused_in_a_sentence_that_arrives(start):
+    """Also at a client that reads nothing before it has sent everything."""
+    site, _ = start(bytes=1_000_000)
+    for head in (b"Content-Length: 9000000", b"Transfer-Encoding: chunked"):
+        with socket.create_connection(("127.0.0.1", int(site.rpartition(":")[2])), timeout=60) as connection:
+            connection.sendall(b"POST /api/search HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n\r\n")
+            for _ in range(9):
+                size = b"" if head.startswith(b"Content") else b"f4240\r\n"
+                connection.sendall(size + bytes(1_000_000) + (b"\r\n" if size else b""))
+            if head.startswith(b"Transfer"):
+                connection.sendall(b"0\r\n\r\n")
+            answer = read_answer(connection)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"the picture has more than 1 MB" in answer
+
+
 def test_a_picture_whose_sender_has_gone_is_not_looked_at():
     """Otherwise everybody would wait for the pictures of an attacker who left."""
     busy, looked_at = threading.Event(), []

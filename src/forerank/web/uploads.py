@@ -1,6 +1,7 @@
 """Pictures that strangers send: received within common bounds, and decoded where it can be ended."""
 
 import asyncio
+import contextlib
 import json
 import os
 import queue
@@ -21,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 T = TypeVar("T")
 MOST_FIELDS = 50  # of a form, and the longest of them in bytes
 LONGEST_FIELD = 4000
+LINGER_SECONDS = 3
 DECODERS = 2  # so many full-size pictures are in memory at once, and no more
 
 
@@ -42,12 +44,15 @@ class Limits:
 
 
 class RefusedUpload(Exception):  # noqa: N818 - it is an answer, not a fault
-    """Why a picture is not taken: an HTTP status, a sentence, and headers of the answer."""
+    """Why a picture is not taken: an HTTP status, a sentence, and headers of the answer.
 
-    def __init__(self, status: int, sentence: str, **headers: str) -> None:
+    `unread`: the client may still be sending. Many look for an answer only when they have sent everything,
+    and a connection that is closed before takes the sentence with it: so `read_rest` comes before the answer.
+    """
+
+    def __init__(self, status: int, sentence: str, *, unread: bool = False, **headers: str) -> None:
         super().__init__(sentence)
-        self.status, self.sentence = status, sentence
-        # The rest of a body that is too large is not read: say so to the client.
+        self.status, self.sentence, self.unread = status, sentence, unread
         self.headers = {"connection": "close"} | {name.replace("_", "-"): headers[name] for name in headers}
 
 
@@ -102,7 +107,7 @@ class Uploads:
                         if received > self._limits.bytes:
                             raise self._too_large()
                         if self._held > self._limits.bytes_together:
-                            raise _busy()
+                            raise _busy(unread=True)
             except TimeoutError:
                 sentence = f"the picture did not arrive within {self._limits.body_seconds:g} s"
                 raise RefusedUpload(408, sentence) from None
@@ -130,7 +135,7 @@ class Uploads:
 
     def _too_large(self) -> RefusedUpload:
         most = f"{self._limits.bytes / 1e6:g} MB"
-        return RefusedUpload(413, f"the picture has more than {most}, the most that is taken")
+        return RefusedUpload(413, f"the picture has more than {most}, the most that is taken", unread=True)
 
 
 async def unless_gone(request: Request, executor: Executor, work: Callable[[], T]) -> T:
@@ -139,7 +144,8 @@ async def unless_gone(request: Request, executor: Executor, work: Callable[[], T
     done = asyncio.wrap_future(submitted)
     gone = asyncio.ensure_future(_gone(request))
     try:
-        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        both: list[asyncio.Future[Any]] = [done, gone]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if gone.done() and submitted.cancel():  # work that has begun goes on, and is waited for
             raise RefusedUpload(400, "the client went away before its picture was looked at")
         return await done
@@ -190,9 +196,17 @@ def parse_form(kind: str, body: bytes) -> Form:
     return Form(pictures[0], fields)
 
 
-def _busy() -> RefusedUpload:
+def _busy(unread: bool = False) -> RefusedUpload:
     sentence = "too many pictures are being sent at the moment: try again in a minute"
-    return RefusedUpload(503, sentence, retry_after="60")
+    return RefusedUpload(503, sentence, unread=unread, retry_after="60")
+
+
+async def read_rest(request: Request) -> None:
+    """Read what a client still sends, for a few seconds, and keep nothing of it."""
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(LINGER_SECONDS):
+            async for _ in request.stream():
+                pass
 
 
 class Decoders:
