@@ -146,6 +146,7 @@ def test_the_query_is_found_on_the_map(open_page, map_site, picture, photograph)
         " let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i] === 194 && d[i + 1] === 64; return n; }"
     )
     assert red > 20  # in the middle, where it was brought
+    page.locator("#map-canvas").scroll_into_view_if_needed()
     photograph(page, "search-map-query")
     page.reload()
     page.wait_for_function("() => document.getElementById('map-status')?.textContent.startsWith('The red')")
