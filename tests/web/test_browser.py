@@ -259,6 +259,5 @@ def test_a_trained_run_becomes_a_page_in_two_commands(open_page, serving, tmp_pa
         assert page.locator(".tile.good").count() >= 3  # of 24; by chance 0.05
         photograph(page, "search-glyphs")
         page.goto(f"{site}/?view=map&text=U%2B0077")
-        page.wait_for_function("() => document.getElementById('map-canvas')?.dataset.milliseconds")
-        assert "Near points are similar images" in page.inner_text("#map-status")
+        page.locator("#map-status").get_by_text("images fit the filters").wait_for()
         photograph(page, "search-map")
