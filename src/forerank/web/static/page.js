@@ -74,7 +74,9 @@ async function render(focus) {
   }
   if (turn !== state.turn) return;
   const wanted = focus && tiles().find((item) => item.dataset.id === focus);
-  if (wanted || inResults) focusTile(wanted || tiles()[0]);
+  // Whoever went elsewhere meanwhile, for example to type a filter, stays there.
+  const free = document.activeElement === document.body || results.contains(document.activeElement);
+  if (free && (wanted || inResults)) focusTile(wanted || tiles()[0]);
 }
 
 const nothingHere = () =>
