@@ -5,7 +5,7 @@ PIP_FLAGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) --constraint constraints.txt
 
-.PHONY: demo test lint format bench docs serve-docs sbom audit clean help
+.PHONY: demo test lint format bench screenshots docs serve-docs sbom audit clean help
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -49,6 +49,9 @@ format: .venv/dev.stamp ## let ruff put the code in order
 
 bench: .venv/dev.stamp ## every benchmark, one after the other (about half an hour)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+screenshots: .venv/dev.stamp ## take the pictures of docs/images again, in the browser tests (about five minutes)
+	FORERANK_SCREENSHOTS=1 $(BIN)/python -m pytest -q -m browser tests/web tests/report tests/end_to_end/test_installed.py
 
 docs: .venv/dev.stamp ## build the documentation into site/; a broken link or docstring is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict # --quiet would switch the strictness off

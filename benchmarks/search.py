@@ -217,6 +217,11 @@ def page_under_load(
             "more like two, less like one": lambda: "/api/search?k=24&like={}&like={}&unlike={}".format(
                 *rng.integers(len(vectors), size=3)
             ),
+            "the same with a filter, near-duplicates folded": lambda: (
+                "/api/search?k=24&like={}&like={}&unlike={}&where=category%3D{}&fold=true".format(
+                    *rng.integers(len(vectors), size=3), rng.integers(12)
+                )
+            ),
             "thumbnail": lambda: f"/images/{rng.integers(2000)}",
         }
         lines = []

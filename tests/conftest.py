@@ -3,7 +3,8 @@
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -37,3 +38,21 @@ def browser() -> Iterator[Any]:
         launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield launched
         launched.close()
+
+
+@pytest.fixture(scope="session")
+def photograph() -> Callable[[Any, str], None]:
+    """``photograph(page, name)`` takes a picture for docs/images, if asked to by `make screenshots`."""
+
+    def photograph(page: Any, name: str) -> None:
+        if os.environ.get("FORERANK_SCREENSHOTS"):
+            from PIL import Image
+
+            page.wait_for_load_state("networkidle")
+            page.wait_for_timeout(400)  # until colours and frames have stopped changing
+            file = Path(__file__).parents[1] / "docs" / "images" / f"{name}.png"
+            page.screenshot(path=file)
+            with Image.open(file) as taken:
+                taken.convert("RGB").quantize(200).save(file, optimize=True)
+
+    return photograph

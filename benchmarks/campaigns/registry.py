@@ -25,7 +25,9 @@ CAMPAIGNS = {
     ),
     "slow": Campaign(
         tried="an ordinary search while 200 hostile clients send slow bodies, half-open requests and bombs",
-        lost_if="an answer other than 200, a traceback, or a 99th percentile above five times the quiet one",
+        lost_if="an answer other than 200, a traceback, a 99th percentile above five times the quiet one, "
+        "or an upload that is neither answered nor refused with 503 and a time to try again, or that is not "
+        "answered when they have gone",
         tries=600,
         short=40,
     ),

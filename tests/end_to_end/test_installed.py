@@ -1,9 +1,8 @@
 """What the README and the tutorial tell people to type, in an environment that has only the wheel.
 
-With FORERANK_SCREENSHOTS=1 the pictures of the tutorial are taken as well.
+With `make screenshots` the pictures of the tutorial are taken as well.
 """
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -52,15 +51,6 @@ def draw_classes(folder: Path) -> None:
             Image.fromarray(noisy).save(folder / f"pattern_{number}" / f"{i}.png")
 
 
-def photograph(page: Any, name: str) -> None:
-    if os.environ.get("FORERANK_SCREENSHOTS"):
-        page.wait_for_timeout(2000)  # thumbnails
-        file = ROOT / "docs" / "images" / f"{name}.png"
-        page.screenshot(path=file)
-        with Image.open(file) as taken:
-            taken.convert("RGB").quantize(200).save(file, optimize=True)
-
-
 def test_the_wheel_is_what_runs(run: Any, environment: Path, tmp_path: Path) -> None:
     where = run("python -c 'import forerank; print(forerank.__file__)'").stdout
     assert Path(where).is_relative_to(environment.parent)
@@ -84,7 +74,7 @@ def test_the_commands_of_the_readme(run: Any, serve: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.browser
-def test_the_tutorial(run: Any, serve: Any, browser: Any, tmp_path: Path) -> None:
+def test_the_tutorial(run: Any, serve: Any, browser: Any, tmp_path: Path, photograph: Any) -> None:
     (tmp_path / "letters.py").write_text(first_python_block(TUTORIAL))
     run("python letters.py")
     page = browser.new_page(viewport={"width": 1180, "height": 800})

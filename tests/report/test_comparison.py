@@ -85,8 +85,9 @@ def test_test_sets_that_differ_are_said_and_not_paired(tmp_path):
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [390, 1180])
-def test_the_page_in_a_browser(browser, tmp_path, width):
-    runs = make_runs({"a": 2.0, "b <i>": 1.5, "c": 2.0})
+def test_the_page_in_a_browser(browser, tmp_path, width, photograph):
+    second = "b <i>" if width < 400 else "corrected"
+    runs = make_runs({"a": 2.0, second: 1.5, "c": 2.0})
     write_comparison(tmp_path / "c.html", runs, pair_runs(runs))
     context = browser.new_context(viewport={"width": width, "height": 800})
     page = context.new_page()
@@ -99,11 +100,13 @@ def test_the_page_in_a_browser(browser, tmp_path, width):
         "Training",
         "Where the recipes differ",
     ]
-    assert "b <i>" in page.inner_text("#paired")
-    assert page.locator("#settings td").all_inner_texts() == ["a", "b <i>", "c"]
+    assert second in page.inner_text("#paired")
+    assert page.locator("#settings td").all_inner_texts() == ["a", second, "c"]
     assert page.locator("#curves svg").count() >= 2
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert complaints == []
+    if width > 400:
+        photograph(page, "comparison")
     context.close()
 
 

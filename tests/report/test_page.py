@@ -333,6 +333,18 @@ def test_in_a_browser_it_is_quiet_asks_nothing_and_fits(run, browser, tmp_path, 
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("width", [360, 700, 1000, 1180])
+def test_before_and_after_are_not_covered_by_the_difference(run, browser, tmp_path, width):
+    file = write_report(tmp_path / "r.html", title="Two", evaluations=run.evaluations)
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    page.goto(file.as_uri())
+    for row in page.locator("#metrics tbody tr").all():
+        *_, after, difference = [cell.bounding_box() for cell in row.locator("td").all()]
+        assert after["x"] + after["width"] <= difference["x"] + 1
+    page.close()
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [360, 700, 1180])
 def test_the_difference_is_in_sight_at_every_width(run, browser, tmp_path, width):
     """Five models side by side are wider than a phone; the last column still stands inside the window."""

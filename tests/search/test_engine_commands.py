@@ -81,3 +81,18 @@ def test_no_module_but_its_own_and_the_registry_knows_an_engine():
 def test_a_mistyped_scheme_is_refused(tmp_path, capsys):
     assert run(["search", "milvsu:index.db", str(tmp_path)]) == 2
     assert "unknown kind of index 'milvsu'" in capsys.readouterr().err
+
+
+def test_a_map_is_drawn_or_refused_in_one_sentence(address, shop, model_folder, capsys):
+    """Only an index in a local folder has a place for a map."""
+    pytest.importorskip("umap")
+    assert run(["index", str(model_folder), str(shop), "-o", address]) == 0
+    capsys.readouterr()
+    drawn = run(["map", address])
+    told = capsys.readouterr()
+    if ":" in address:
+        assert drawn == 2
+        assert "kept with an index in a local folder: build one of the same images" in told.err
+        assert len(told.err.strip().splitlines()) == 1
+    else:
+        assert (drawn, told.out.strip()) == (0, f"{address}: a map of 12 images")

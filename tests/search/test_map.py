@@ -79,6 +79,26 @@ def test_a_map_outlives_changes_of_the_index(filled):
         assert before[changed.engine.rows([number])[0].path] == tuple(place)
 
 
+def test_the_points_that_a_filter_accepts(filled, monkeypatch):
+    from forerank.search import map as maps
+    from forerank.search.engine import Filter
+
+    monkeypatch.setattr(maps, "PAGE", 7)  # several pages, the last one not full
+    index = filled(range(120))
+    make_map(index)
+    made = read_map(index)
+    rows = {row.id: row for row in index.engine.all_rows()}
+    for where in (
+        Filter(),
+        Filter(label="class2"),
+        Filter(text="CLASS1"),
+        Filter(text="07"),
+        Filter(label=""),
+    ):
+        expected = [where.accepts(rows[number]) for number in made.ids.tolist()]
+        assert maps.accepted_points(index, made, where).tolist() == expected
+
+
 def test_a_map_of_another_model_is_no_map_and_a_damaged_one_is_told(filled, tmp_path, capsys):
     from forerank.errors import InputError
 

@@ -1,7 +1,6 @@
 """An index of drawn shapes, and a real server for it on loopback."""
 
 import math
-import os
 import socket
 import subprocess
 import sys
@@ -20,7 +19,6 @@ import pytest
 # A busy machine needs longer than the five seconds that httpx waits by default.
 get, post = partial(httpx.get, timeout=60), partial(httpx.post, timeout=60)
 COLOURS = {"red": "#c8423a", "blue": "#3566c4", "green": "#2f8f5b", "yellow": "#e0a526"}
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SHAPES = {"triangle": 3, "square": 4, "star": 5, "circle": 0}
 
 
@@ -197,26 +195,8 @@ def open_page(browser):
 
 
 @pytest.fixture(scope="session")
-def photograph():
-    return _photograph
-
-
-@pytest.fixture(scope="session")
 def shown():
     return _shown
-
-
-def _photograph(page, name):
-    """Keep a picture for the documentation, if asked to."""
-    if os.environ.get("FORERANK_SCREENSHOTS"):
-        from PIL import Image
-
-        page.wait_for_timeout(400)
-        IMAGES.mkdir(parents=True, exist_ok=True)
-        file = IMAGES / f"{name}.png"
-        page.screenshot(path=file)
-        with Image.open(file) as taken:
-            taken.convert("RGB").quantize(200).save(file, optimize=True)
 
 
 def _shown(page):

@@ -67,6 +67,30 @@ def test_the_page_asks_once_and_keeps_a_cookie_that_scripts_cannot_read(closed):
         assert browser.post("/", data={"token": "x" * 10_000}).status_code != 200
 
 
+@pytest.mark.browser
+def test_the_form_in_a_browser_leads_to_the_search_that_was_asked_for(closed, open_page, picture, photograph):
+    page = open_page(f"{closed}/?like=3", expect_errors=True)  # the form comes with status 401
+    assert page.evaluate("document.activeElement.name") == "token"
+    photograph(page, "serving-token")
+    page.keyboard.type("a wrong token")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[role=alert]")
+    assert page.inner_text("[role=alert]") == "This is not the token of this server."
+    assert page.locator(".tile").count() == 0
+    page.fill("[name=token]", TOKEN)
+    page.get_by_role("button", name="Continue").click()
+    page.wait_for_selector(".tile .rank")
+    assert page.url == f"{closed}/?like=3"
+    assert TOKEN not in page.evaluate("document.cookie + document.documentElement.outerHTML")
+    page.set_input_files("#file", {"name": "a.jpg", "mimeType": "image/jpeg", "buffer": picture()})
+    page.wait_for_url("**/?like=u*")
+    page.wait_for_selector(".tile .rank")
+    page.reload()  # the cookie is enough from now on
+    page.wait_for_selector(".tile .rank")
+    stranger = open_page(closed, expect_errors=True)
+    assert stranger.locator("[name=token]").count() == 1
+
+
 def test_servers_with_different_tokens_have_different_cookies():
     assert Settings(token=TOKEN).cookie[0] != Settings(token=TOKEN + "2").cookie[0]
 

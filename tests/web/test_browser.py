@@ -1,4 +1,4 @@
-"""The page in a real browser. With FORERANK_SCREENSHOTS=1 it also takes the pictures of docs/images."""
+"""The page in a real browser. `make screenshots` also takes the pictures of docs/images."""
 
 import re
 
@@ -252,12 +252,12 @@ def test_a_trained_run_becomes_a_page_in_two_commands(open_page, serving, tmp_pa
         page.wait_for_function(
             "() => [...document.querySelectorAll('.tile .name')].every(n => n.textContent === 'U+0077')"
         )
-        page.locator(".tile").first.click()
+        letter = page.locator(".tile").first.get_attribute("data-id")
+        page.goto(f"{site}/?like={letter}")  # among all characters: a filter would hold for the search too
         page.wait_for_selector(".tile .rank")
         shown(page)
         assert page.locator(".tile.good").count() >= 3  # of 24; by chance 0.05
         photograph(page, "search-glyphs")
-        page.click("#to-map")
-        page.wait_for_function("() => document.getElementById('map-canvas')?.dataset.milliseconds")
-        assert "Near points are similar images" in page.inner_text("#map-status")
+        page.goto(f"{site}/?view=map&text=U%2B0077")
+        page.locator("#map-status").get_by_text("images fit the filters").wait_for()
         photograph(page, "search-map")

@@ -11,13 +11,13 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def mapped(shapes_index, retriever, tmp_path_factory):
-    """A copy of the index of shapes, with a map."""
+def mapped(shop, retriever, tmp_path_factory):
+    """A copy of the index of shapes with columns, with a map."""
     pytest.importorskip("umap")
     from forerank.search.map import make_map
 
     address = tmp_path_factory.mktemp("mapped") / "index"
-    shutil.copytree(shapes_index, address)
+    shutil.copytree(shop.engine.address, address)
     index = Index.open(address, model=retriever)
     make_map(index)
     return index
@@ -99,6 +99,38 @@ def test_zoom_pan_and_a_click_search(open_page, map_site, mapped):
     assert np.linalg.norm(near - (x, y)) < 0.02
 
 
+def test_filters_hold_on_the_map(open_page, map_site, photograph):
+    page = open_page(f"{map_site}/?view=map")
+    painted(page)
+    page.select_option("#add-filter", "category")
+    page.fill("#value", "star")
+    page.press("#value", "Enter")
+    status = page.locator("#map-status")
+    status.get_by_text("20 of 80 images fit the filters").wait_for()
+    page.fill("#filter", "BLUE")
+    status.get_by_text("5 of 80 images fit the filters").wait_for()
+    page.locator("#map-canvas").focus()
+    page.keyboard.press("Enter")  # lists what is in view, and only what the filters accept
+    page.wait_for_selector(".tile")
+    assert status.inner_text().startswith("5 images chosen")
+    assert {item.inner_text() for item in page.locator(".tile .name").all()} == {"blue star"}
+    photograph(page, "search-map-filters")
+    page.reload()
+    page.locator("#map-status").get_by_text("5 of 80 images fit the filters").wait_for()
+    page.get_by_role("button", name="Remove the filter category").click()
+    page.fill("#filter", "")
+    page.wait_for_function(
+        "() => document.getElementById('map-status').textContent.startsWith('Near points')"
+    )
+
+
+def test_a_filter_on_a_column_that_does_not_exist_is_one_sentence_on_the_map(open_page, map_site):
+    page = open_page(f"{map_site}/?view=map&where=colour=red", expect_errors=True)
+    page.wait_for_selector("#error:not([hidden])")
+    assert "colour" in page.inner_text("#error")
+    assert painted(page) > 80  # the map itself is there
+
+
 def test_the_query_is_found_on_the_map(open_page, map_site, picture, photograph):
     page = open_page(map_site)
     page.set_input_files(
@@ -114,6 +146,7 @@ def test_the_query_is_found_on_the_map(open_page, map_site, picture, photograph)
         " let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i] === 194 && d[i + 1] === 64; return n; }"
     )
     assert red > 20  # in the middle, where it was brought
+    page.locator("#map-canvas").scroll_into_view_if_needed()
     photograph(page, "search-map-query")
     page.reload()
     page.wait_for_function("() => document.getElementById('map-status')?.textContent.startsWith('The red')")
@@ -133,8 +166,6 @@ def test_keys_are_enough_for_the_map(open_page, map_site):
     page.keyboard.press("Enter")
     page.wait_for_selector(".tile")
     assert page.inner_text("#map-status").startswith("80 images chosen")
-    page.fill("#map-label", "blue star")
-    page.wait_for_timeout(200)
     page.keyboard.press("Escape")
     page.wait_for_function("() => !location.search")
 
@@ -147,6 +178,21 @@ def test_the_map_on_a_phone(open_page, map_site):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     box = page.locator("#map-canvas").bounding_box()
     page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+
+
+def test_a_map_that_is_made_again_is_taken_up(shapes_index, retriever, serving, tmp_path, client_of):
+    pytest.importorskip("umap")
+    from forerank.search.map import make_map
+
+    shutil.copytree(shapes_index, tmp_path / "index")
+    index = Index.open(tmp_path / "index", model=retriever)
+    with serving(index) as site:
+        assert client_of(site, "/api/map").status_code == 404
+        make_map(index)
+        assert client_of(site, "/api/index").json()["map"]
+        first = client_of(site, "/api/map/points").content
+        make_map(index, seed=1)
+        assert client_of(site, "/api/map/points").content != first
 
 
 def test_an_index_without_a_map_says_nothing_of_one(open_page, site, client_of):

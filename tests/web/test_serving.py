@@ -1,6 +1,9 @@
 """`forerank serve` as a process."""
 
+import http.client
+import json
 import signal
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -19,6 +22,15 @@ def test_the_command_serves_and_ends(shapes_index, picture):
         # The index brings its own copy of the model: nothing else is needed to answer.
         answer = httpx.post(f"{site}/api/search", content=picture("blue", "square"), timeout=60).json()
         assert "blue" in answer["hits"][0]["label"]
+        # The longest address within the bounds of the API is read to its end and answered in JSON.
+        lengths = [("where", 10, 500), ("like", 32, 120), ("unlike", 32, 120), ("text", 1, 200)]
+        parts = [f"{name}={quote('𝒳') * length}" for name, count, length in lengths for _ in range(count)]
+        connection = http.client.HTTPConnection(site.rpartition("/")[2], timeout=60)
+        connection.request("GET", f"/api/search?{'&'.join(parts)}")
+        refused = connection.getresponse()
+        assert refused.status == 400
+        assert "a condition is COLUMN=VALUE" in json.loads(refused.read())["error"]
+        connection.close()
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
 

@@ -1,5 +1,6 @@
 """Many and slow uploads, against the real server in a process of its own."""
 
+import asyncio
 import contextlib
 import io
 import json
@@ -10,11 +11,15 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
 import pytest
 from PIL import Image
+from starlette.requests import Request
+
+from forerank.web.uploads import RefusedUpload, unless_gone
 
 SERVE = """
 import json, sys
@@ -92,12 +97,52 @@ def test_many_uploads_that_wait_stay_below_the_common_bound(start, picture):
     for answer in map(read_answer, refused):
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"too many pictures are being sent" in answer
+        assert b"\r\nretry-after: 60\r\n" in answer
     for connection in connections:
         connection.close()
     # When the server has seen that they are gone, nothing is held any more.
     while (last := httpx.post(f"{site}/api/search", content=picture(), timeout=60)).status_code == 503:
         assert time.monotonic() < deadline + 60
     assert last.status_code == 200
+
+
+def test_a_picture_that_is_too_large_is_refused_in_a_sentence_that_arrives(start):
+    """Also at a client that reads nothing before it has sent everything."""
+    site, _ = start(bytes=1_000_000)
+    for head in (b"Content-Length: 9000000", b"Transfer-Encoding: chunked"):
+        with socket.create_connection(("127.0.0.1", int(site.rpartition(":")[2])), timeout=60) as connection:
+            connection.sendall(b"POST /api/search HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n\r\n")
+            for _ in range(9):
+                size = b"" if head.startswith(b"Content") else b"f4240\r\n"
+                connection.sendall(size + bytes(1_000_000) + (b"\r\n" if size else b""))
+            if head.startswith(b"Transfer"):
+                connection.sendall(b"0\r\n\r\n")
+            answer = read_answer(connection)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"the picture has more than 1 MB" in answer
+
+
+def test_a_picture_whose_sender_has_gone_is_not_looked_at():
+    """Otherwise everybody would wait for the pictures of an attacker who left."""
+    busy, looked_at = threading.Event(), []
+
+    async def left():
+        return {"type": "http.disconnect"}
+
+    async def stays():
+        await asyncio.sleep(3600)
+
+    async def ask(receive, executor, name):
+        request = Request({"type": "http"}, receive)
+        return await unless_gone(request, executor, lambda: looked_at.append(name))
+
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(busy.wait)
+        with pytest.raises(RefusedUpload, match="went away"):
+            asyncio.run(ask(left, executor, "left"))
+        busy.set()
+        asyncio.run(ask(stays, executor, "stays"))
+    assert looked_at == ["stays"]
 
 
 def test_a_body_that_does_not_arrive_in_time_is_refused(start):

@@ -270,12 +270,11 @@ def _arrows(
 
 
 def _caption(ranking: Ranking) -> str:
+    if not ranking.penalties.any():
+        return "No wrong image stands before a right one here: nothing is charged."
     hidden = ranking.hidden_positives
-    more = (
-        f" {hidden:,} more right images stand further down; what they charge is in the bars."
-        if hidden
-        else ""
-    )
+    stand = "more right image stands" if hidden == 1 else "more right images stand"
+    more = f" {hidden:,} {stand} further down; what they charge is in the bars." if hidden else ""
     return (
         f"Each right image charges every wrong image before it; a bar is what a wrong image is charged.{more}"
     )

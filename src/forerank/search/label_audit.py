@@ -92,7 +92,8 @@ def audit(
         limit: of `chance`, from which on an image may be suspected. If a wrong label is any other label, at
             least a share 1 - limit of the wrong ones is found, whatever the model; a better model suspects
             fewer others.
-        k: nearest images that suggest a label.
+        k: nearest images that suggest a label; fewer if classes usually have fewer images, because in a wider
+            vote the classes around the right one would win.
         pairs: confused pairs of classes to list.
 
     Example:
@@ -155,7 +156,10 @@ def count_before(vectors: npt.NDArray[Any], table: Table, near: RankedLists, *, 
                 before[i], before_nearest[i] = ahead.mean(), ahead[0]
                 reach[i] = int((ahead <= positives[i] // 4).sum())
     chance = _chance(before_nearest, positives, size - 1 - positives)
-    suggestion, agreement = _suggested_labels(near.index, near.similarity, codes, len(table.classes))
+    voters = max(1, int(np.median(positives)))
+    suggestion, agreement = _suggested_labels(
+        near.index[:, :voters], near.similarity[:, :voters], codes, len(table.classes)
+    )
     suspect = (np.nan_to_num(chance, nan=0.0) >= limit) & (suggestion != codes)
     return Counts(positives, before, before_nearest, chance, suspect, suggestion, agreement, reach)
 

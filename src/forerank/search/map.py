@@ -10,11 +10,12 @@ import numpy.typing as npt
 from forerank.console import progress_bar
 from forerank.errors import InputError
 from forerank.files import write_atomically
-from forerank.search.engine import Ids, Vectors
+from forerank.search.engine import Filter, Ids, Vectors
 from forerank.search.exact import top_k
 from forerank.search.index import Index
 
 BLOCK = 1024
+PAGE = 8192
 EXACT = 20_000  # images up to which neighbours are compared in all dimensions
 NARROW = 64  # dimensions beyond that
 
@@ -41,7 +42,8 @@ def make_map(index: Index, *, seed: int = 0) -> int:
     file = index.engine.map_file()
     if file is None:
         raise InputError(
-            f"{index.engine.address} has no place for a map: maps are kept with an index in a local folder."
+            f"{index.engine.address} has no place for a map, which is kept with an index in a local folder: "
+            "build one of the same images with forerank index."
         )
     contents, parts = dict[str, None](), []
     for rows, vectors in index.engine.scan():
@@ -94,6 +96,15 @@ def read_map(index: Index) -> Map | None:
         tuple(codes),
         missing,
     )
+
+
+def accepted_points(index: Index, made: Map, where: Filter) -> npt.NDArray[np.bool_]:
+    """Which points of a map a filter accepts (M,)."""
+    accepted, after = list[int](), -1
+    while rows := index.engine.page(after, PAGE, where):
+        accepted += [row.id for row in rows]
+        after = rows[-1].id
+    return np.isin(made.ids, np.array(accepted, np.int64))
 
 
 def _nearest(vectors: Vectors, k: int) -> tuple[Ids, Vectors]:

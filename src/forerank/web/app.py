@@ -27,10 +27,10 @@ from forerank.web.map_routes import add_map_routes
 from forerank.web.observe import Observe
 from forerank.web.operator_routes import add_operator_routes
 from forerank.web.penalties import penalties_of
-from forerank.web.pictures import PictureStore
+from forerank.web.pictures import PICTURE_KINDS, PictureStore
 from forerank.web.refusals import answer_errors
 from forerank.web.resources import Resources
-from forerank.web.search_routes import REFUSALS, Conditions, RowId, Text, add_search_routes
+from forerank.web.search_routes import REFUSALS, Conditions, RowId, Text, add_search_routes, sends
 from forerank.web.settings import Settings
 from forerank.web.shared_search import SharedSearch
 
@@ -104,7 +104,7 @@ def create_app(
             approximate=bool(index.meta.get("approximate")),
             threshold=index.threshold,
             calibrated=bool((stored or {}).get("curve")),
-            map=maps.exists(),
+            map=maps.version() > 0,
             precision=promised,
         )
 
@@ -167,7 +167,11 @@ def create_app(
         """The ranked list of an indexed image with what a loss charges each wrong image in it."""
         return penalties_of(index, vectors.row(number), loss, shown)
 
-    @app.get("/images/{number}", response_class=Response, responses=REFUSALS)
+    @app.get(
+        "/images/{number}",
+        response_class=Response,
+        responses={**sends(*PICTURE_KINDS), 304: {"description": "the browser has this picture already"}},
+    )
     def image(request: Request, number: RowId, size: str = "small") -> Response:
         """The picture of an indexed image, "small" or "large"."""
         if size not in ("small", "large"):

@@ -1,6 +1,5 @@
 """The page on which labels are corrected, copies removed and classes looked at: routes and JSON API."""
 
-import io
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +14,6 @@ from fastapi import Path as PathParameter
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
-from PIL import Image
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -25,11 +23,11 @@ from forerank.search.corrections import Corrections, Move
 from forerank.search.curation import Curation, LabelledCuration
 from forerank.search.picture_quality import RULES
 from forerank.web.guard import Guard
+from forerank.web.pictures import SIDES, EncodedPicture, encode_picture
 from forerank.web.refusals import answer_errors
 from forerank.web.settings import Settings
 
 HERE = Path(__file__).parent
-SIDES = {"small": 240, "large": 1200}
 CORRECTED, REMOVED = "corrected.csv", "removed"
 
 
@@ -211,7 +209,7 @@ def create_curation_app(curation: Curation, corrections: Corrections, output: Pa
             return {"restored": corrections.restore(), **state()}
 
     @lru_cache(maxsize=2000)
-    def encoded(row: int, size: str) -> tuple[bytes, str]:
+    def encoded(row: int, size: str) -> EncodedPicture:
         x1, y1, x2, y2 = (0, 0, 0, 0) if table.box is None else (int(v) for v in table.box[row])
         boxed = x2 > x1 and y2 > y1
         place = corrections.moved.get(row, table.files[row])
@@ -220,20 +218,14 @@ def create_curation_app(curation: Curation, corrections: Corrections, output: Pa
         except (BadImageError, OSError) as error:
             raise HTTPException(404, f"{paths[row]} cannot be shown: {error}") from error
         picture = picture.crop((x1, y1, x2, y2)) if boxed else picture
-        out = io.BytesIO()
-        if max(picture.size) <= 96:  # a drawing of a few pixels stays exact
-            picture.save(out, "PNG")
-            return out.getvalue(), "image/png"
-        picture.thumbnail((SIDES[size], SIDES[size]), Image.Resampling.BILINEAR)
-        picture.save(out, "JPEG", quality=86)
-        return out.getvalue(), "image/jpeg"
+        return encode_picture(picture, SIDES[size])
 
     @app.get("/images/{row}", response_class=Response)
     def image(row: row_number, size: str = "small") -> Response:
         """The picture of a row, "small" or "large"."""
         if size not in SIDES:
             raise HTTPException(422, "size is small or large")
-        data, kind = encoded(row, size)
-        return Response(data, media_type=kind, headers={"cache-control": "private, max-age=3600"})
+        made = encoded(row, size)
+        return Response(made.data, media_type=made.kind, headers={"cache-control": "private, max-age=3600"})
 
     return app

@@ -10,10 +10,8 @@ from forerank.errors import InputError
 from forerank.search.engine import Vectors
 from forerank.search.index import Index
 from forerank.search.rows import LARGEST_ID, Row
-from forerank.web.pictures import EncodedPicture, PictureStore, encode_picture
+from forerank.web.pictures import SIDES, EncodedPicture, PictureStore, encode_picture
 from forerank.web.resources import Resources
-
-SHOWN_SIDE = 1200  # of an upload that is shown again
 
 HOW = (
     "the id of an indexed image or of an upload; @x,y,width,height after it takes only this box, "
@@ -133,7 +131,5 @@ class ExampleVectors:
 
     def show(self, upload: str) -> EncodedPicture:
         """An upload as a picture for a browser: made anew from its pixels, never the bytes that were sent."""
-        image = self._decoders.decode(self._kept.get(upload).data, 3, SHOWN_SIDE)
-        small = max(image.size) <= 96
-        image.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.BILINEAR)
-        return encode_picture(image, lossless=small)
+        image = self._decoders.decode(self._kept.get(upload).data, 3, SIDES["large"])
+        return encode_picture(image, SIDES["large"])

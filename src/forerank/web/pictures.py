@@ -15,6 +15,8 @@ from forerank.search.index import Index
 from forerank.search.rows import Row
 
 SIDES = {"small": 240, "large": 1200}
+TINY = 96  # pixels; a drawing of so few stays exact
+PICTURE_KINDS = ("image/jpeg", "image/png")  # MIME types of what is shown
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,7 @@ class PictureStore:
             image = read_image(self.read(row), shrink_to=side, max_pixels=self._pixels)
         except BadImageError as error:
             raise InputError(f"{row.path} cannot be shown: {error.reason}") from error
-        small = image.width <= 96 and image.height <= 96
-        if not small:
-            image.thumbnail((side, side), Image.Resampling.BILINEAR)
-        return encode_picture(image, lossless=small)
+        return encode_picture(image, side)
 
     def read(self, row: Row) -> bytes:
         """The bytes of a row's file: a plain file inside the image root, and nothing else."""
@@ -86,15 +85,16 @@ class PictureStore:
             return opened.read()
 
 
-def encode_picture(image: Image.Image, *, lossless: bool) -> EncodedPicture:
-    """A picture for a browser: PNG for tiny drawings, JPEG for the rest; no metadata goes along.
+def encode_picture(image: Image.Image, side: int) -> EncodedPicture:
+    """An image for a browser, `side` pixels at most: PNG for tiny drawings, JPEG for the rest; no metadata.
 
-    >>> encode_picture(Image.new("RGB", (2, 2)), lossless=True).kind
+    >>> encode_picture(Image.new("RGB", (2, 2)), 240).kind
     'image/png'
     """
     out = io.BytesIO()
-    if lossless:
+    if max(image.size) <= TINY:
         image.save(out, "PNG")
         return EncodedPicture(out.getvalue(), "image/png")
+    image.thumbnail((side, side), Image.Resampling.BILINEAR)
     image.convert("RGB").save(out, "JPEG", quality=86)
     return EncodedPicture(out.getvalue(), "image/jpeg")

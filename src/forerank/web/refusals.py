@@ -7,16 +7,17 @@ from starlette.exceptions import HTTPException
 
 from forerank.errors import ForerankError, InputError
 from forerank.web.guard import HEADERS
-from forerank.web.uploads import RefusedUpload
+from forerank.web.uploads import RefusedUpload, read_rest
 
 
 def answer_errors(app: FastAPI) -> None:
     """Every refusal is one sentence of JSON."""
 
     @app.exception_handler(RefusedUpload)
-    def refused(_: Request, error: RefusedUpload) -> JSONResponse:
-        # The rest of a body that is too large is not read: say so to the client.
-        return JSONResponse({"error": error.sentence}, error.status, headers={"connection": "close"})
+    async def refused(request: Request, error: RefusedUpload) -> JSONResponse:
+        if error.unread:
+            await read_rest(request)
+        return JSONResponse({"error": error.sentence}, error.status, headers=error.headers)
 
     @app.exception_handler(HTTPException)
     def http(_: Request, error: HTTPException) -> JSONResponse:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,20 +22,32 @@ from forerank.search.rows import LARGEST_ID
 from forerank.web.answers import ErrorAnswer, HitAnswer, SearchAnswer, UploadAnswer, VoteAnswer
 from forerank.web.examples import HOW, Example, ExampleVectors, parse_example
 from forerank.web.kept_uploads import KeptUploads
-from forerank.web.uploads import Limits, Uploads
+from forerank.web.pictures import PICTURE_KINDS
+from forerank.web.uploads import Limits, Uploads, unless_gone
 
 RowId = Annotated[int, PathParameter(ge=0, le=LARGEST_ID, description="row of the index")]
 Text = Annotated[str, Query(max_length=200, description="text in path or label, in upper or lower case")]
 Conditions = Annotated[
-    list[Annotated[str, StringConstraints(max_length=1000)]],
-    Query(max_length=20, description="COLUMN=VALUE or label=VALUE; may be given several times"),
+    list[Annotated[str, StringConstraints(max_length=500)]],
+    Query(max_length=10, description="COLUMN=VALUE or label=VALUE; may be given several times"),
 ]
 ExampleTexts = list[Annotated[str, StringConstraints(max_length=120)]]
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer} for status in (400, 404, 408, 413, 415, 422, 503)
 }
-PICTURE = {"schema": {"type": "string", "format": "binary"}}
-BODY = {"requestBody": {"required": True, "content": {"image/*": PICTURE}}}
+BYTES = {"type": "string", "format": "binary"}
+PICTURE_FORM = {"type": "object", "properties": {"image": BYTES}, "required": ["image"]}
+BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"image/*": {"schema": BYTES}, "multipart/form-data": {"schema": PICTURE_FORM}},
+    }
+}
+
+
+def sends(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """What a route that answers with bytes of these content types says of itself in the API's description."""
+    return {200: {"content": {kind: {"schema": BYTES} for kind in kinds}}, **REFUSALS}
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ def add_search_routes(
             return find(vectors.embed(data), wanted, started=started)
 
         async with uploads.receive(request) as data:
-            return await asyncio.get_running_loop().run_in_executor(for_uploads, answer, data)
+            return await unless_gone(request, for_uploads, partial(answer, data))
 
     @app.get(
         "/api/search",
@@ -116,9 +129,9 @@ def add_search_routes(
             return UploadAnswer(id=name, seconds=limits.kept_seconds)
 
         async with uploads.receive(request) as data:
-            return await asyncio.get_running_loop().run_in_executor(for_uploads, keep, data)
+            return await unless_gone(request, for_uploads, partial(keep, data))
 
-    @app.get("/uploads/{name}", response_class=Response, responses=REFUSALS)
+    @app.get("/uploads/{name}", response_class=Response, responses=sends(*PICTURE_KINDS))
     async def show_upload(name: Annotated[str, PathParameter(max_length=60)]) -> Response:
         """An upload that is kept, as a picture of at most 1,200 pixels."""
         made = await asyncio.get_running_loop().run_in_executor(for_uploads, vectors.show, name)

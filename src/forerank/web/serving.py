@@ -83,7 +83,9 @@ def serve_index(
             access_log=False,
             proxy_headers=False,  # what a proxy says is believed by `Guard`, and only when told
             server_header=False,
-            h11_max_incomplete_event_size=64_000,
+            # The longest address that the API's bounds allow: 10 conditions of 500 characters, 64 examples of
+            # 120, and every character may take 12 bytes. Beyond it the answer is not JSON.
+            h11_max_incomplete_event_size=200_000,
             timeout_graceful_shutdown=5,  # Ctrl-C does not wait for clients that never finish
         )
     )

@@ -1,24 +1,28 @@
 """Pictures that strangers send: received within common bounds, and decoded where it can be ended."""
 
 import asyncio
+import contextlib
 import json
 import os
 import queue
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 from starlette.requests import ClientDisconnect, Request
 
+T = TypeVar("T")
 MOST_FIELDS = 50  # of a form, and the longest of them in bytes
 LONGEST_FIELD = 4000
+LINGER_SECONDS = 3
 DECODERS = 2  # so many full-size pictures are in memory at once, and no more
 
 
@@ -40,11 +44,16 @@ class Limits:
 
 
 class RefusedUpload(Exception):  # noqa: N818 - it is an answer, not a fault
-    """Why a picture is not taken: an HTTP status and a sentence."""
+    """Why a picture is not taken: an HTTP status, a sentence, and headers of the answer.
 
-    def __init__(self, status: int, sentence: str) -> None:
+    `unread`: the client may still be sending. Many look for an answer only when they have sent everything,
+    and a connection that is closed before takes the sentence with it: so `read_rest` comes before the answer.
+    """
+
+    def __init__(self, status: int, sentence: str, *, unread: bool = False, **headers: str) -> None:
         super().__init__(sentence)
-        self.status, self.sentence = status, sentence
+        self.status, self.sentence, self.unread = status, sentence, unread
+        self.headers = {"connection": "close"} | {name.replace("_", "-"): headers[name] for name in headers}
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,7 @@ class Uploads:
                         if received > self._limits.bytes:
                             raise self._too_large()
                         if self._held > self._limits.bytes_together:
-                            raise _busy()
+                            raise _busy(unread=True)
             except TimeoutError:
                 sentence = f"the picture did not arrive within {self._limits.body_seconds:g} s"
                 raise RefusedUpload(408, sentence) from None
@@ -126,7 +135,27 @@ class Uploads:
 
     def _too_large(self) -> RefusedUpload:
         most = f"{self._limits.bytes / 1e6:g} MB"
-        return RefusedUpload(413, f"the picture has more than {most}, the most that is taken")
+        return RefusedUpload(413, f"the picture has more than {most}, the most that is taken", unread=True)
+
+
+async def unless_gone(request: Request, executor: Executor, work: Callable[[], T]) -> T:
+    """Do `work` in a thread of the executor, unless the client leaves before its turn has come."""
+    submitted = executor.submit(work)
+    done = asyncio.wrap_future(submitted)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        both: list[asyncio.Future[Any]] = [done, gone]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done() and submitted.cancel():  # work that has begun goes on, and is waited for
+            raise RefusedUpload(400, "the client went away before its picture was looked at")
+        return await done
+    finally:
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def parse_form(kind: str, body: bytes) -> Form:
@@ -167,8 +196,17 @@ def parse_form(kind: str, body: bytes) -> Form:
     return Form(pictures[0], fields)
 
 
-def _busy() -> RefusedUpload:
-    return RefusedUpload(503, "too many pictures are being sent at the moment: try again in a minute")
+def _busy(unread: bool = False) -> RefusedUpload:
+    sentence = "too many pictures are being sent at the moment: try again in a minute"
+    return RefusedUpload(503, sentence, unread=unread, retry_after="60")
+
+
+async def read_rest(request: Request) -> None:
+    """Read what a client still sends, for a few seconds, and keep nothing of it."""
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(LINGER_SECONDS):
+            async for _ in request.stream():
+                pass
 
 
 class Decoders:

@@ -9,7 +9,7 @@ export function read(search) {
   const query = empty();
   query.like = given.getAll("like").slice(0, 32);
   query.unlike = given.getAll("unlike").slice(0, 32);
-  query.where = given.getAll("where").slice(0, 20);
+  query.where = given.getAll("where").slice(0, 10);
   query.text = (given.get("text") || "").slice(0, 200);
   query.one_per_class = given.get("one_per_class") === "true";
   query.fold = given.get("fold") === "true";

@@ -1,7 +1,7 @@
-"use strict";
 // Curating a collection. Every decision is sent at once and shown only when the server has written it down.
 
-const $ = (id) => document.getElementById(id);
+import { $, complain, make } from "./dom.js";
+
 const VIEWS = ["labels", "copies", "issues", "classes", "finish"];
 let collection = null;
 let place = 0; // of the suspect that is shown
@@ -16,19 +16,6 @@ async function ask(address, body) {
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) throw new Error(answer.error || `the server answered ${response.status}`);
   return answer;
-}
-
-function complain(error) {
-  const text = error ? error.message : "";
-  $("error").textContent = text.charAt(0).toUpperCase() + text.slice(1);
-  $("error").hidden = !error;
-}
-
-function make(tag, className, text) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  return element;
 }
 
 function button(className, text, action) {
@@ -234,6 +221,8 @@ const write = () => send("/api/write", {}, (answer) => {
   $("written").textContent = `Written: ${answer.file}. Train with it: forerank train ${answer.file}`;
 });
 
+const files = (count) => `${count.toLocaleString("en")} ${count === 1 ? "file" : "files"}`;
+
 function listMoves(answer) {
   $("move-list").replaceChildren(...answer.files.map((file) => make("li", "", `${file.path} → ${file.to}`)));
 }
@@ -256,15 +245,15 @@ $("other-form").addEventListener("submit", (event) => {
 });
 $("dry-run").addEventListener("click", () => send("/api/move", { dry_run: true }, (answer) => {
   listMoves(answer);
-  $("move-says").textContent = answer.files.length ? `${answer.files.length} files would be moved to ${answer.folder}. Nothing was moved yet.` : "No file would be moved.";
-}).then(() => { $("move").hidden = !$("move-list").children.length; $("move").textContent = `Move ${$("move-list").children.length} files`; }));
+  $("move-says").textContent = answer.files.length ? `To be moved to ${answer.folder}: ${files(answer.files.length)}. Nothing was moved yet.` : "No file would be moved.";
+}).then(() => { $("move").hidden = !$("move-list").children.length; $("move").textContent = `Move ${files($("move-list").children.length)}`; }));
 $("move").addEventListener("click", () => send("/api/move", { dry_run: false }, (answer) => {
   listMoves(answer);
-  $("move-says").textContent = `${answer.files.length} files were moved to ${answer.folder}.`;
+  $("move-says").textContent = `Moved to ${answer.folder}: ${files(answer.files.length)}.`;
 }));
 $("restore").addEventListener("click", () => send("/api/restore", {}, (answer) => {
   listMoves({ files: [] });
-  $("move-says").textContent = `${answer.restored} files were put back.`;
+  $("move-says").textContent = `${files(answer.restored)} put back.`;
 }));
 for (const head of document.querySelectorAll("#class-table [data-sort]")) {
   head.addEventListener("click", () => {

@@ -6,20 +6,42 @@ import { $, ask, at, complain, make } from "./dom.js";
 const NEAR = 5; // hits that decide where the query stands
 const view = { zoom: 1, x: 0.5, y: 0.5 }; // the place in the middle of the canvas
 let points = null; // { count, id, label, x, y, order, colour, names, at }
-let given = { hits: [], list: () => {}, search: () => {} };
+let given = { hits: [], conditions: "", list: () => {}, search: () => {} };
+let accepted = null; // Uint8Array: 1 for every point that the filters accept; null: all
+let asked = ""; // the conditions that `accepted` belongs to
 let lasso = null; // [[x, y], ...] on the canvas while one is drawn
 let chosen = null; // Uint8Array: 1 for every chosen point
-let marked = null; // code of the label that is marked
 let under = -1; // the point under the pointer
 let canvas, context, card, status, tool;
 
 // -- reading ---------------------------------------------------------------------------------------------------
 
+async function bytes(address) {
+  const response = await fetch(at(address));
+  if (response.ok) return response.arrayBuffer();
+  const answer = await response.json().catch(() => ({}));
+  throw new Error(answer.error || `the server answered ${response.status}`);
+}
+
+async function filter(conditions) {
+  if (conditions === asked) return;
+  asked = conditions;
+  chosen = null; // what was chosen among other images
+  $("map-none").hidden = true;
+  let found = null;
+  try {
+    if (conditions) found = new Uint8Array(await bytes(`api/map/accepted?${conditions}`));
+  } finally {
+    if (conditions === asked) accepted = found; // otherwise others were asked for meanwhile
+  }
+  point(-1);
+}
+
+const active = (i) => (!accepted || accepted[i] === 1) && (!chosen || chosen[i] === 1);
+
 async function load() {
   const about = await ask("api/map");
-  const response = await fetch(at("api/map/points"));
-  if (!response.ok) throw new Error(`the server answered ${response.status}`);
-  const data = await response.arrayBuffer();
+  const data = await bytes("api/map/points");
   const n = about.points;
   points = {
     count: n,
@@ -57,8 +79,17 @@ function colourOf(name, code) {
 // -- drawing ---------------------------------------------------------------------------------------------------
 
 const scale = () => 0.94 * Math.min(canvas.width, canvas.height) * view.zoom;
-const screenX = (i) => (points.x[i] / 65535 - view.x) * scale() + canvas.width / 2;
-const screenY = (i) => (points.y[i] / 65535 - view.y) * scale() + canvas.height / 2;
+
+// How places become pixels: x * factor + left, y * factor + top.
+function projection() {
+  const size = scale();
+  return { factor: size / 65535, left: canvas.width / 2 - view.x * size, top: canvas.height / 2 - view.y * size };
+}
+
+function onScreen(i) {
+  const { factor, left, top } = projection();
+  return [points.x[i] * factor + left, points.y[i] * factor + top];
+}
 
 function disc(radius) {
   const cells = [];
@@ -85,13 +116,11 @@ function paint() {
   const dots = devicePixelRatio || 1;
   const radius = Math.max(1, Math.min(6, Math.round((points.count > 20000 ? 1 : 2) * dots * view.zoom ** 0.35)));
   const cells = disc(radius).map(([x, y]) => x + y * width);
-  const size = scale();
-  const [left, top] = [width / 2 - view.x * size, height / 2 - view.y * size];
-  const factor = size / 65535;
-  for (let round = 0; round < 2; round++) { // what is not marked first, the rest above it
+  const { factor, left, top } = projection();
+  for (let round = 0; round < 2; round++) { // what is filtered out or not chosen first, the rest above it
     for (let o = 0; o < points.count; o++) {
       const i = points.order[o];
-      const shown = chosen ? chosen[i] === 1 : marked === null || points.label[i] === marked;
+      const shown = active(i);
       if (shown !== (round === 1)) continue;
       const x = (points.x[i] * factor + left) | 0;
       const y = (points.y[i] * factor + top) | 0;
@@ -142,9 +171,9 @@ function drawQuery(dots) {
   const ink = getComputedStyle(canvas).color;
   for (const hit of given.hits) {
     const i = points.place.get(hit.id);
-    if (i !== undefined) ring(screenX(i), screenY(i), 5 * dots, 1.5 * dots, ink);
+    if (i !== undefined) ring(...onScreen(i), 5 * dots, 1.5 * dots, ink);
   }
-  if (under >= 0) ring(screenX(under), screenY(under), 7 * dots, 2.5 * dots, ink);
+  if (under >= 0) ring(...onScreen(under), 7 * dots, 2.5 * dots, ink);
   const place = queryPlace();
   if (!place) return;
   const [x, y] = [(place.x - view.x) * scale() + canvas.width / 2, (place.y - view.y) * scale() + canvas.height / 2];
@@ -157,8 +186,9 @@ function drawQuery(dots) {
 function choose(inside) {
   chosen = new Uint8Array(points.count);
   const ids = [];
+  const { factor, left, top } = projection();
   for (let i = 0; i < points.count; i++) {
-    if (inside(i)) {
+    if ((!accepted || accepted[i]) && inside(points.x[i] * factor + left, points.y[i] * factor + top)) {
       chosen[i] = 1;
       ids.push(points.id[i]);
     }
@@ -174,8 +204,7 @@ function choose(inside) {
 function insideLasso(path) {
   const [xs, ys] = [path.map((p) => p[0]), path.map((p) => p[1])];
   const [left, right, top, low] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-  return (i) => {
-    const [x, y] = [screenX(i), screenY(i)];
+  return (x, y) => {
     if (x < left || x > right || y < top || y > low) return false;
     let inside = false;
     for (let a = 0, b = path.length - 1; a < path.length; b = a++) {
@@ -185,14 +214,22 @@ function insideLasso(path) {
   };
 }
 
-const inView = (i) => screenX(i) >= 0 && screenX(i) < canvas.width && screenY(i) >= 0 && screenY(i) < canvas.height;
+function inView() {
+  const { width, height } = canvas;
+  return (x, y) => x >= 0 && x < width && y >= 0 && y < height;
+}
 
 function nearestTo(x, y, within) {
-  let [best, distance] = [-1, within * within];
+  let best = -1;
+  let distance = within * within;
+  const { factor, left, top } = projection();
   for (let i = 0; i < points.count; i++) {
-    if (chosen ? !chosen[i] : marked !== null && points.label[i] !== marked) continue;
-    const d = (screenX(i) - x) ** 2 + (screenY(i) - y) ** 2;
-    if (d < distance) [best, distance] = [i, d];
+    if (!active(i)) continue;
+    const d = (points.x[i] * factor + left - x) ** 2 + (points.y[i] * factor + top - y) ** 2;
+    if (d < distance) {
+      best = i;
+      distance = d;
+    }
   }
   return best;
 }
@@ -205,7 +242,7 @@ function point(at) {
     card.querySelector("img").src = new URL(`../images/${points.id[at]}`, import.meta.url).href;
     card.querySelector("span").textContent = points.names[points.label[at]] || `image ${points.id[at]}`;
     const dots = devicePixelRatio || 1;
-    const [x, y] = [screenX(at) / dots, screenY(at) / dots];
+    const [x, y] = onScreen(at).map((place) => place / dots);
     card.style.left = `${Math.max(0, Math.min(canvas.clientWidth - 130, x + 12))}px`;
     card.style.top = `${Math.max(0, Math.min(canvas.clientHeight - 150, y + 12))}px`;
   }
@@ -293,7 +330,7 @@ function listen() {
     else if (event.key === "+" || event.key === "=") zoom(1.5);
     else if (event.key === "-") zoom(1 / 1.5);
     else if (event.key === "0") whole();
-    else if (event.key === "Enter") choose(inView);
+    else if (event.key === "Enter") choose(inView());
     else return;
     event.preventDefault();
   });
@@ -325,7 +362,7 @@ function build() {
   small("+", () => zoom(1.5), "Zoom in");
   small("−", () => zoom(1 / 1.5), "Zoom out");
   small("Whole map", whole);
-  small("List what is in view", () => choose(inView));
+  small("List what is in view", () => choose(inView()));
   const none = small("Choose none", () => {
     chosen = null;
     none.hidden = true;
@@ -335,16 +372,6 @@ function build() {
   });
   none.id = "map-none";
   none.hidden = true;
-  const label = Object.assign(make("input"), { id: "map-label", placeholder: "Mark a label", autocomplete: "off" });
-  label.setAttribute("aria-label", "Mark a label on the map");
-  label.setAttribute("list", "map-labels");
-  const labels = Object.assign(make("datalist"), { id: "map-labels" });
-  label.addEventListener("input", () => {
-    const code = points ? points.names.indexOf(label.value) : -1;
-    marked = code < 0 || !label.value ? null : code;
-    draw();
-  });
-  bar.append(label, labels);
   const frame = make("div", "map-frame");
   canvas = Object.assign(make("canvas"), { id: "map-canvas", tabIndex: 0 });
   canvas.setAttribute("role", "img");
@@ -358,7 +385,7 @@ function build() {
   status = make("p", "soft");
   status.id = "map-status";
   status.setAttribute("role", "status");
-  place.append(bar, frame, status);
+  place.append(bar, status, frame);
   listen();
 }
 
@@ -369,13 +396,15 @@ export async function show(wanted) {
     if (!points) {
       say("Reading the map…");
       await load();
-      $("map-labels").replaceChildren(...points.names.filter(Boolean).slice(0, 2000).map((name) => new Option(name, name)));
     }
+    await filter(given.conditions);
     const place = queryPlace();
     if (place) Object.assign(view, { x: place.x, y: place.y, zoom: Math.max(view.zoom, 2) });
     const later = points.missing ? ` ${points.missing.toLocaleString("en")} images came later and are not on it: run forerank map again.` : "";
+    const count = accepted ? accepted.reduce((sum, one) => sum + one, 0) : 0;
+    const fit = accepted ? `${count.toLocaleString("en")} of ${points.count.toLocaleString("en")} images fit the filters; the others are grey. ` : "";
     const told = given.hits.length ? "The red ring shows where the query stands, thin rings show its matches." : "Near points are similar images; colours are labels. Hold Shift or tick Lasso to choose some.";
-    say(told + later);
+    say(fit + told + later);
   } catch (error) {
     say("");
     complain(error);

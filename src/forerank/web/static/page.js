@@ -74,7 +74,9 @@ async function render(focus) {
   }
   if (turn !== state.turn) return;
   const wanted = focus && tiles().find((item) => item.dataset.id === focus);
-  if (wanted || inResults) focusTile(wanted || tiles()[0]);
+  // Whoever went elsewhere meanwhile, for example to type a filter, stays there.
+  const free = document.activeElement === document.body || results.contains(document.activeElement);
+  if (free && (wanted || inResults)) focusTile(wanted || tiles()[0]);
 }
 
 const nothingHere = () =>
@@ -173,7 +175,7 @@ function showAnswer(answer) {
     words.push(isUpload(state.query.like[0]) ? "It is probably not in the catalogue." : "No other image is near enough.");
   } else if (answer.threshold !== null) words.push(`Similar enough to be trusted (from ${answer.threshold.toFixed(3)} on).`);
   if (answer.label) words.unshift(`The query is ${answer.label}.`);
-  if (combined) words.push("Several pictures make one query: their mean, minus half of the mean of those it should not be like.");
+  if (combined) words.push(`Several pictures make one query: their mean${state.query.unlike.length ? ", minus half of the mean of those it should not be like" : ""}.`);
   $("verdict").textContent = words.join(" ");
   $("verdict").hidden = !words.length;
   $("verdict").className = `verdict ${!best || answer.threshold === null ? "" : answer.found ? "found" : "none"}`;
@@ -201,7 +203,6 @@ function showView() {
   results.hidden = view === "explain" || (view === "map" && asked);
   $("explain").hidden = view !== "explain";
   $("map").hidden = view !== "map";
-  $("filter-bar").hidden = view === "map" && !asked; // the map shows everything
   $("choices").hidden = $("legend").hidden = view !== "";
   if (view === "" && state.answer) $("legend").hidden = !state.answer.label;
   $("loss-pick").hidden = view !== "explain";
@@ -229,7 +230,7 @@ async function explain() {
 
 async function showMap() {
   state.map ??= await import("./map.js");
-  state.map.show({ hits: state.answer?.hits || [], list: listRows, search: searchRow });
+  state.map.show({ hits: state.answer?.hits || [], conditions: forGallery(state.query), list: listRows, search: searchRow });
 }
 
 // What was chosen on the map stands below it like the gallery.

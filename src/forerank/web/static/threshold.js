@@ -3,7 +3,7 @@
 import { $, ask, complain, make } from "./dom.js";
 import { tiles } from "./tiles.js";
 
-const [WIDTH, HEIGHT, LEFT, TOP, LOW] = [640, 260, 46, 14, 40];
+const [WIDTH, HEIGHT, LEFT, TOP, LOW] = [640, 280, 58, 26, 50];
 let about = null;
 
 // Never 100%: a finite number of trials cannot show that.
@@ -22,16 +22,16 @@ const y = (precision) => TOP + ((1 - precision) / (1 - floor || 1)) * (HEIGHT - 
 
 function drawing() {
   const { curve } = about;
-  floor = Math.floor(10 * Math.min(0.9, ...curve.map((point) => point.precision))) / 10;
+  floor = Math.floor(5 * Math.min(0.8, ...curve.map((point) => point.precision))) / 5; // the ticks are round numbers
   const made = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "Precision against the share of questions answered" });
   for (let i = 0; i <= 4; i++) {
     const [across, up] = [i / 4, floor + ((1 - floor) * i) / 4];
     made.append(svg("line", { class: "axis", x1: LEFT, x2: WIDTH - 12, y1: y(up), y2: y(up) }));
     made.append(svg("text", { x: LEFT - 8, y: y(up) + 4, "text-anchor": "end" }, `${Math.round(100 * up)}%`));
-    made.append(svg("text", { x: x(across), y: HEIGHT - 22, "text-anchor": "middle" }, `${Math.round(100 * across)}%`));
+    made.append(svg("text", { x: x(across), y: HEIGHT - 28, "text-anchor": "middle" }, `${Math.round(100 * across)}%`));
   }
   made.append(svg("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, "share of questions answered"));
-  made.append(svg("text", { x: LEFT, y: TOP - 4 }, "right among the answers"));
+  made.append(svg("text", { x: LEFT, y: TOP - 8 }, "right among the answers"));
   made.append(svg("polyline", { class: "curve", points: curve.map((point) => `${x(point.answered)},${y(point.precision)}`).join(" ") }));
   const inForce = nearest(about.similarity);
   made.append(svg("circle", { class: "stored", r: 8, cx: x(curve[inForce].answered), cy: y(curve[inForce].precision) }));
