@@ -1,5 +1,6 @@
 """Engines for the tests: the local folder, a Milvus Lite file, servers of Milvus Lite and of Milvus."""
 
+import json
 import os
 import signal
 import socket
@@ -35,10 +36,17 @@ class MilvusServer:
         command = [sys.executable, "-m", "milvus_lite.cmdline", "server", "--data-dir", str(self.data)]
         return [*command, "--host", "127.0.0.1", "--port", str(self.port)]
 
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
     def start(self) -> None:
         # A session of its own: what the server starts is killed with it.
         self.process = subprocess.Popen(
-            self.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            self.command(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=self.environment(),
+            start_new_session=True,
         )
         for _ in range(6000):
             if self.answers():
@@ -65,27 +73,49 @@ class MilvusServer:
 class RealMilvusServer(MilvusServer):
     """Milvus standalone, from the package `milvus`: a process that starts another one, the server."""
 
-    def command(self) -> list[str]:
-        start = "import sys; from milvus import main; sys.exit(main())"
-        return [sys.executable, "-c", start, "--data", str(self.data), "--proxy-port", str(self.port)]
+    # The launcher takes the next port where one is not free. Without SO_REUSEADDR a port on which a killed
+    # server had connections counts as taken for a minute, and the server would come back at another address.
+    LAUNCHER = """
+import socket, sys, milvus
+bind = socket.socket.bind
+def bind_again(self, address):
+    self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bind(self, address)
+socket.socket.bind = bind_again
+sys.exit(milvus.main())
+"""
 
-    def start(self) -> None:
-        with (
-            socket.socket() as probe
-        ):  # its own etcd always listens there, and the server crashes if it cannot
-            if probe.connect_ex(("127.0.0.1", 2380)) == 0:
-                raise RuntimeError("another Milvus or etcd on this machine has the port 2380")
-        super().start()
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", self.LAUNCHER, "--data", str(self.data), "--proxy-port", str(self.port)]
+
+    def environment(self) -> dict[str, str]:
+        """Its own etcd on ports of its own: where another one has the usual 2380, the server crashes."""
+        settings = self.data / "etcd.json"
+        if not settings.exists():  # the ports are part of what etcd stores
+            clients, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+            settings.parent.mkdir(parents=True, exist_ok=True)
+            urls = {
+                "listen-client-urls": clients,
+                "advertise-client-urls": clients,
+                "listen-peer-urls": peers,
+                "initial-advertise-peer-urls": peers,
+                "initial-cluster": f"default={peers}",
+            }
+            settings.write_text(json.dumps(urls))
+        # A server that comes back waits until the lease of the one that was killed has run out, else 30 s.
+        return {**super().environment(), "ETCD_CONFIG_PATH": str(settings), "COMMON_SESSION_TTL": "10"}
 
     def answers(self) -> bool:
         """Whether it serves: the port opens some seconds before."""
         if not super().answers():
             return False
+        from grpc import RpcError
         from pymilvus import MilvusClient, MilvusException
 
         try:
             client = MilvusClient(f"http://127.0.0.1:{self.port}", timeout=5)
-        except MilvusException:
+            client.list_collections(timeout=5)  # pymilvus may have kept a connection to the server before
+        except (MilvusException, RpcError):
             return False
         client.close()
         return True
@@ -101,14 +131,13 @@ def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusSe
     server.kill()
 
 
-@pytest.fixture(scope="session")
-def real_milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMilvusServer]:
-    """A real Milvus, started once; where it cannot run the tests are skipped, except in CI."""
+def _real_milvus(data: Path) -> Iterator[RealMilvusServer]:
+    """A real Milvus; where it cannot run the tests are skipped, except in CI."""
     in_ci = os.environ.get("CI") == "true"
     if not in_ci:
         pytest.importorskip("pymilvus")
         pytest.importorskip("milvus", reason="the package `milvus` is not installed (Linux x86-64 only)")
-    server = RealMilvusServer(tmp_path_factory.mktemp("real_milvus"))
+    server = RealMilvusServer(data)
     try:
         server.start()
     except RuntimeError as error:
@@ -117,6 +146,18 @@ def real_milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMilvus
         pytest.skip(str(error))
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def real_milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMilvusServer]:
+    """Started once, for all tests that do it no harm."""
+    yield from _real_milvus(tmp_path_factory.mktemp("real_milvus"))
+
+
+@pytest.fixture(scope="module")
+def mortal_milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMilvusServer]:
+    """A real Milvus that the tests of one module may kill."""
+    yield from _real_milvus(tmp_path_factory.mktemp("mortal_milvus"))
 
 
 @pytest.fixture
