@@ -2,7 +2,7 @@
 
 Milvus has no locks. A writer first stores its own claim and then reads all of them, so of two that begin at
 the same moment at least one sees the other. A claim counts no longer when its process is gone from this
-machine, or when nobody has renewed it for a minute.
+machine or has given it up, or when nobody has renewed it for a minute.
 """
 
 import json
@@ -21,6 +21,8 @@ from forerank.search.rows import LARGEST_ID
 RENEW_SECONDS = 15.0
 STALE_SECONDS = 60.0
 FIRST_ID = 2  # row 1 of the collection is the meta data
+# Claims of this process in force. One that could not be deleted, because the server was away, is not here.
+_held: set[int] = set()
 
 
 @contextmanager
@@ -38,16 +40,17 @@ def claimed(call: Callable[..., Any], collection: str, address: str) -> Iterator
             with suppress(Exception):  # the server is away: the load itself says so
                 renew()
 
-    renew()
+    _held.add(me)
     done = threading.Event()
     renewing = threading.Thread(target=keep_renewing, daemon=True)
     try:
+        renew()
         records = call(
             "query", collection, filter=f"id >= {FIRST_ID} and id != {me}", output_fields=["id", "body"]
         )
         for record in records:
             other = json.loads(record["body"])
-            if _is_alive(other):
+            if _is_alive(record["id"], other):
                 raise InputError(
                     f"another load is writing to {address} (process {other['process']} on {other['host']}): "
                     f"wait until it is done; if it was killed, wait {STALE_SECONDS:.0f} seconds."
@@ -56,6 +59,7 @@ def claimed(call: Callable[..., Any], collection: str, address: str) -> Iterator
         renewing.start()
         yield
     finally:
+        _held.discard(me)
         done.set()
         if renewing.is_alive():
             renewing.join()
@@ -63,8 +67,10 @@ def claimed(call: Callable[..., Any], collection: str, address: str) -> Iterator
             call("delete", collection, ids=[me])
 
 
-def _is_alive(claim: dict[str, Any]) -> bool:
+def _is_alive(number: int, claim: dict[str, Any]) -> bool:
     if claim["host"] == socket.gethostname():
+        if claim["process"] == os.getpid() and number not in _held:
+            return False
         try:
             os.kill(claim["process"], 0)
         except ProcessLookupError:
