@@ -79,6 +79,9 @@ class PlainEngine:
     def stored(self, contents):
         return set(contents) & set(self.place["put"])
 
+    def stored_rows(self, rows):
+        return self.stored([row.content for row in rows])
+
     def put(self, rows, vectors):
         self.place["put"] |= {row.content: vector for row, vector in zip(rows, vectors, strict=True)}
 

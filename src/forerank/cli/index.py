@@ -34,13 +34,15 @@ def index(
         forerank index runs/glyphs glyphs -o glyphs.index
         forerank index efficientnet-lite0 ./photos -o photos.index
         forerank index runs/shop ./catalogue -o milvus:http://milvus.example:19530#catalogue
+        forerank index runs/shop s3://shop/shards -o shop.index
 
     Parameters
     ----------
     model
         A run folder, a model folder, or a backbone such as efficientnet-lite0.
     images
-        A folder, a CSV with path and label, or a data set's name.
+        A folder, a CSV with path and label, or a data set's name. Tar shards (or a folder of them) and
+        addresses that fsspec opens, such as s3://BUCKET/FOLDER, are read as a stream.
     output
         Where the index is kept: a folder, or SCHEME:PLACE of another engine, for example milvus:FILE.db.
     split

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from forerank.lazy import import_on_demand
 
 if TYPE_CHECKING:
-    from forerank.search.build import BuildReport, build_index
+    from forerank.search.build import build_index
+    from forerank.search.build_report import BuildReport
     from forerank.search.calibration import Calibration, calibrate
     from forerank.search.duplicates import find_duplicates
     from forerank.search.engine import Engine, Filter, open_engine
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 # Module -> names: an index is opened without loading what builds or audits one.
 _MODULES = {
     "label_audit": ["Audit", "audit"],
-    "build": ["BuildReport", "build_index"],
+    "build": ["build_index"],
+    "build_report": ["BuildReport"],
     "calibration": ["Calibration", "calibrate"],
     "duplicates": ["find_duplicates"],
     "engine": ["Engine", "Filter", "open_engine"],

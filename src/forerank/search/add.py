@@ -64,6 +64,11 @@ def add_images(index: Index, images: Sequence[NewImage]) -> None:
     When this returns everything is on the disk. The ids of the rows that were there do not change. The whole
     index is written again: add many images at once where it is large.
     """
+    if index.meta.get("streamed"):
+        raise InputError(
+            f"the images of {index.engine.address} lie in shards or at an address: add new ones there and "
+            "index them again."
+        )
     rows: dict[str, Row] = {}
     vectors: dict[str, Vectors] = {}
     for image in images:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,56 +10,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forerank import sharing
-from forerank.console import is_text, progress, progress_bar, say
+from forerank.console import is_text, progress, progress_bar
 from forerank.data import Table
 from forerank.data.threads import map_in_threads
 from forerank.errors import InputError
 from forerank.ranking.reranking import Averaging, read_reranking
 from forerank.search.add import with_added_images
-from forerank.search.engine import Update, open_engine
+from forerank.search.build_job import Job, reason
+from forerank.search.build_report import BuildReport
+from forerank.search.engine import Engine, Meta, Update, open_engine
 from forerank.search.images import Images, list_images
 from forerank.search.model import refuse_other_model, split_identity, vectors_identity
 from forerank.search.rows import Row, hash_bytes, hash_file, open_plain
+from forerank.search.streamed import index_stream, open_stream
 
 if TYPE_CHECKING:
     from forerank.models import Retriever
 
 # Images between two points from which a killed run goes on.
 PART = 256
-# A file changed this shortly before it was looked at may change again without its time showing it.
-RACY_NANOSECONDS = 2_000_000_000
 # Why a file is left out this time, but not because of what is in it.
 GONE = "can no longer be read; run the command again"
 CHANGED = "changed while it was being indexed; run the command again"
 PASSING = (GONE, CHANGED)
-
-
-@dataclass
-class BuildReport:
-    """What an update of an index did."""
-
-    address: str
-    count: int = 0
-    embedded: int = 0  # images that went through the model in this run
-    reused: int = 0  # images whose features training had computed
-    resumed: int = 0  # images embedded by an earlier run that was killed
-    kept: int = 0  # images whose bytes the index already knew
-    removed: int = 0  # rows of the old index that are gone
-    seconds: float = 0.0
-    skipped: dict[str, str] = field(default_factory=dict)  # path -> why
-    changed: bool = True
-    approximate: dict[str, Any] | None = None
-
-    def __str__(self) -> str:
-        if not self.changed:
-            return f"{self.address} is up to date: {self.count:,} images"
-        rate = f", {self.embedded / self.seconds:.0f} images/s" if self.embedded and self.seconds else ""
-        return (
-            f"{self.address}: {self.count:,} images ({self.embedded:,} embedded, {self.reused:,} from the "
-            f"features of a training, {self.resumed:,} taken over from an interrupted run, "
-            f"{self.kept:,} kept, {self.removed:,} removed, {len(self.skipped):,} unreadable) "
-            f"in {self.seconds:.1f} s{rate}"
-        )
 
 
 def build_index(
@@ -84,7 +57,8 @@ def build_index(
 
     Args:
         model: a run or model folder, a backbone's name, or a `forerank.models.Retriever`.
-        images: a folder, a CSV, a data set's name or a `Table`.
+        images: a folder, a CSV, a data set's name or a `Table`; tar shards, or an address that fsspec opens:
+            these are read as a stream, and no list of them is held.
         address: a folder, or SCHEME:PLACE of another engine.
         split: which part of a data set: "train", "validation", "test" or "all".
         approximate: whether to have an approximate index, if the engine can; None: where it pays.
@@ -120,92 +94,116 @@ def build_index(
     if isinstance(refined, Averaging) and not engine.abilities.averages:
         raise InputError(f"the engine of {address} cannot average: give --rerank expansion or reciprocal.")
     retriever = model if isinstance(model, Retriever) else Retriever.load(model, precision=precision)
-    source = _source(model)
-    wanted = list_images(images, split)
+    stream = None if isinstance(images, Table) else open_stream(images, split)
+    wanted = list_images(images, split) if stream is None else None
+    report = BuildReport(str(address))
     try:
-        try:
-            old = engine.meta()
-            known, gone = dict[str, Row](), dict[str, str]()
-            rows_before = list(engine.all_rows()) if old is not None else []
-            wanted = with_added_images(wanted, old, rows_before)
-            paths = set(wanted.paths)
-            for row in rows_before:
-                if row.path in paths:
-                    known[row.path] = row
-                else:
-                    gone[row.path] = row.content
-        except InputError:
-            if not replace:
-                raise
-            old, known, gone = None, {}, {}  # damaged: nothing of it counts
+        old = _meta_before(engine, replace)
         if old is not None and not replace:
-            instead = "Give --replace to build it again from nothing, or another place."
-            refuse_other_model(str(address), old["model"], retriever.identity, source, instead)
-            _refuse_other_precision(str(address), old["model"], retriever)
-            retriever.engine = split_identity(old["model"]["fingerprint"])[1]
-        network = retriever.network
-        identity = vectors_identity(retriever.identity, network.engine, network.precision)
-        report = BuildReport(str(address))
-        scanned = time.time_ns()
-        trust = 0 if rehash or old is None else int(old.get("scanned", 0))
-        rows = _read_rows(wanted, known, trust, report, on_bad)
-        same_model = old is not None and old["model"]["fingerprint"] == identity
-        bad_before = old.get("bad", {}) if old is not None and same_model and not rehash else {}
-        bad = {row.content: bad_before[row.content] for row in rows if row.content in bad_before}
-        rows = _leave_out_bad(rows, bad, report, on_bad)
-        meta = {
-            **(old or {}),
-            "model": {
-                "fingerprint": identity,
-                "source": source,
-                "name": _name(model, retriever),
-                "engine": network.engine,
-                "precision": network.precision,
-            },
-            "root": str(wanted.root),
-            "scanned": scanned,
-            "labelled": any(row.label for row in rows),
-            "columns": sorted({name for row in rows for name in row.columns}),
-        }
-        if not same_model:
-            meta.pop("threshold", None)  # similarities of another model mean something else
-            meta.pop("rerank", None)  # so does what helped its rankings
+            _agree(str(address), old, retriever, _source(model))
+        meta = _meta(old, model, retriever)
         if rerank is not None:
             meta["rerank"] = None if refined is None else str(refined)
-        if not gone and _up_to_date(old, known, rows, meta, approximate):
-            report.count, report.kept, report.changed = len(rows), len(rows), False
-            engine.tidy()
-        else:
-            first = sharing.rank() == 0
-            if not first:
-                sharing.exchange(None)  # wait until the first process has begun the update
-            with engine.update(retriever.dim, identity, approximate, sharing.rank()) as update:
-                if first:
-                    sharing.exchange(None)
-                finished = set[str]()
-                if old is not None and old.get("complete", True):
-                    finished = {row.content for row in known.values()} | set(gone.values())
-                new_bad = _embed(update, retriever, wanted.root, rows, finished, report, part)
-                shares = sharing.exchange((new_bad, report.embedded))
-                new_bad = {content: why for bad_there, _ in shares for content, why in bad_there.items()}
-                report.embedded = sum(embedded for _, embedded in shares)
-                rows = _leave_out_bad(rows, new_bad, report, on_bad)
-                meta["labelled"] = any(row.label for row in rows)
-                # Contents that no model will ever see need not be tried again.
-                meta["bad"] = bad | {c: why for c, why in new_bad.items() if why not in PASSING}
-                rows = sorted(rows, key=lambda row: row.path)
-                keep_model = engine.abilities.keeps_model
-                if first:
-                    update.complete(rows, meta, partial(save_model, retriever.model) if keep_model else None)
-            sharing.exchange(None)  # no process goes on before the index is complete
-            report.count = len(rows)
-            now = {row.path for row in rows}
-            report.removed = len(gone) + sum(path not in now for path in known)
+        save = partial(save_model, retriever.model) if engine.abilities.keeps_model else None
+        job = Job(engine, retriever, old, meta, save, approximate, replace, rehash, on_bad, part, report)
+        if stream is not None:
+            index_stream(job, stream)
+        elif wanted is not None:
+            _index_list(job, wanted)
         report.approximate = (engine.meta() or {}).get("approximate")
     finally:
         engine.close()
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _meta_before(engine: Engine, replace: bool) -> Meta | None:
+    try:
+        return engine.meta()
+    except InputError:
+        if not replace:
+            raise
+        return None  # damaged: nothing of it counts
+
+
+def _agree(address: str, old: Meta, retriever: "Retriever", source: str) -> None:
+    """Refuse another model than that of the index, and take the engine that it was computed with."""
+    instead = "Give --replace to build it again from nothing, or another place."
+    refuse_other_model(address, old["model"], retriever.identity, source, instead)
+    _refuse_other_precision(address, old["model"], retriever)
+    retriever.engine = split_identity(old["model"]["fingerprint"])[1]
+
+
+def _meta(old: Meta | None, model: object, retriever: "Retriever") -> Meta:
+    """What the index is to say about itself, apart from its rows."""
+    network = retriever.network
+    identity = vectors_identity(retriever.identity, network.engine, network.precision)
+    meta = {
+        **(old or {}),
+        "model": {
+            "fingerprint": identity,
+            "source": _source(model),
+            "name": _name(model, retriever),
+            "engine": network.engine,
+            "precision": network.precision,
+        },
+        "scanned": time.time_ns(),
+    }
+    meta.pop("streamed", None)
+    if old is None or old["model"]["fingerprint"] != identity:
+        meta.pop("threshold", None)  # similarities of another model mean something else
+        meta.pop("rerank", None)  # so does what helped its rankings
+    return meta
+
+
+def _index_list(job: Job, wanted: Images) -> None:
+    """Index files that are listed in memory: a folder, a table, a data set."""
+    engine, old, report, meta = job.engine, job.old, job.report, job.meta
+    known, gone = dict[str, Row](), dict[str, str]()
+    try:
+        rows_before = list(engine.all_rows()) if old is not None else []
+        wanted = with_added_images(wanted, old, rows_before)
+        paths = set(wanted.paths)
+        for row in rows_before:
+            if row.path in paths:
+                known[row.path] = row
+            else:
+                gone[row.path] = row.content
+    except InputError:
+        if not job.replace:
+            raise
+        old, known, gone = None, {}, {}  # damaged: nothing of it counts
+    rows = _read_rows(wanted, known, job.trusted_until, report, job.on_bad)
+    same_model = old is not None and old["model"]["fingerprint"] == meta["model"]["fingerprint"]
+    bad_before = old.get("bad", {}) if old is not None and same_model and not job.rehash else {}
+    bad = {row.content: bad_before[row.content] for row in rows if row.content in bad_before}
+    rows = _leave_out_bad(rows, bad, report, job.on_bad)
+    meta["root"] = str(wanted.root)
+    meta["labelled"] = any(row.label for row in rows)
+    meta["columns"] = sorted({name for row in rows for name in row.columns})
+    if not gone and _up_to_date(old, known, rows, meta, job.approximate):
+        report.count, report.kept, report.changed = len(rows), len(rows), False
+        engine.tidy()
+        return
+    with job.update() as update:
+        finished = set[str]()
+        if old is not None and old.get("complete", True):
+            finished = {row.content for row in known.values()} | set(gone.values())
+        new_bad = _embed(update, job.retriever, wanted.root, rows, finished, report, job.part)
+        shares = sharing.exchange((new_bad, report.embedded))
+        new_bad = {content: why for bad_there, _ in shares for content, why in bad_there.items()}
+        report.embedded = sum(embedded for _, embedded in shares)
+        rows = _leave_out_bad(rows, new_bad, report, job.on_bad)
+        meta["labelled"] = any(row.label for row in rows)
+        # Contents that no model will ever see need not be tried again.
+        meta["bad"] = bad | {c: why for c, why in new_bad.items() if why not in PASSING}
+        rows = sorted(rows, key=lambda row: row.path)
+        if sharing.rank() == 0:
+            update.complete(rows, meta, job.save_model)
+    sharing.exchange(None)  # no process goes on before the index is complete
+    report.count = len(rows)
+    now = {row.path for row in rows}
+    report.removed = len(gone) + sum(path not in now for path in known)
 
 
 def _refuse_other_precision(address: str, stored: dict[str, str], retriever: "Retriever") -> None:
@@ -248,7 +246,7 @@ def _read_rows(
         try:
             state = file.stat()
             same = before is not None and (before.size, before.modified) == (state.st_size, state.st_mtime_ns)
-            if before is not None and same and state.st_mtime_ns < trusted_until - RACY_NANOSECONDS:
+            if before is not None and same and state.st_mtime_ns < trusted_until:
                 return Row(path, label, before.content, before.size, before.modified, columns=columns)
             content, state = hash_file(file)
         except OSError as error:
@@ -266,7 +264,7 @@ def _read_rows(
         if isinstance(outcome, Row):
             rows.append(outcome)
         else:
-            _leave_out(report, path, outcome, on_bad)
+            report.leave_out(path, outcome, on_bad)
     return rows
 
 
@@ -274,16 +272,8 @@ def _leave_out_bad(rows: Sequence[Row], bad: dict[str, str], report: BuildReport
     """The rows whose content is not among the bad ones."""
     for row in rows:
         if row.content in bad:
-            _leave_out(report, row.path, bad[row.content], on_bad)
+            report.leave_out(row.path, bad[row.content], on_bad)
     return [row for row in rows if row.content not in bad]
-
-
-def _leave_out(report: BuildReport, path: str, reason: str, on_bad: str) -> None:
-    if on_bad == "refuse":
-        raise InputError(f"cannot index {path}: {reason}")
-    report.skipped[path] = reason
-    if len(report.skipped) <= 5 and sharing.rank() == 0:
-        say(f"left out {path}: {reason}")
 
 
 def _up_to_date(
@@ -371,15 +361,5 @@ def _embed_part(
     finite = [bool(row.all()) for row in np.isfinite(vectors)]
     for row, data, fine in zip(rows, sources, finite, strict=True):
         if not fine and row.content not in bad:
-            bad[row.content] = _reason(data)
+            bad[row.content] = reason(data)
     return [row for row, fine in zip(rows, finite, strict=True) if fine], vectors[finite]
-
-
-def _reason(data: bytes) -> str:
-    from forerank.data import BadImageError, read_image
-
-    try:
-        read_image(data)
-    except BadImageError as error:
-        return error.reason
-    return "the model gave no finite vector for it"

@@ -73,6 +73,12 @@ class Update(Protocol):
     def stored(self, contents: Collection[str]) -> set[str]:
         """Those of `contents` whose vectors are already safe: they need no embedding."""
 
+    def stored_rows(self, rows: Sequence[Row]) -> set[str]:
+        """As `stored`, for one part of a long load: it does not take longer in a larger index.
+
+        A content that is stored only under another path may be missing.
+        """
+
     def put(self, rows: Sequence[Row], vectors: Vectors) -> None:
         """Keep the vectors (n, D) of these rows; when this returns they are on disk or acknowledged."""
 

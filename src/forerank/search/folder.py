@@ -296,8 +296,10 @@ class _FolderUpdate:
                 self._old_vectors = old.vectors
 
     def stored(self, contents: Collection[str]) -> set[str]:
-        journals = self._journals.contents()
-        return {content for content in contents if content in self._old_position or content in journals}
+        return {c for c in contents if c in self._old_position or c in self._journals}
+
+    def stored_rows(self, rows: Sequence[Row]) -> set[str]:
+        return self.stored([row.content for row in rows])
 
     def put(self, rows: Sequence[Row], vectors: Vectors) -> None:
         self._journals.own.append([row.content for row in rows], vectors)

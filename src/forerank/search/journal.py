@@ -109,9 +109,8 @@ class Journals:
         names = sorted(f.name for f in self._folder.glob(f"{JOURNAL}*") if f.name != self._own_name)
         self._others = [Journal(self._folder / n, self._dim, self._model, only_read=True) for n in names]
 
-    def contents(self) -> set[str]:
-        """Which contents have a vector in any of them."""
-        return self.own.contents().union(*(journal.contents() for journal in self._others))
+    def __contains__(self, content: str) -> bool:
+        return content in self.own or any(content in journal for journal in self._others)
 
     def vectors(self, contents: Sequence[str]) -> Vectors:
         """The vectors (n, D) of these contents."""

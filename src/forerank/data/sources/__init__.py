@@ -5,8 +5,8 @@ these at an address that fsspec opens, such as s3://BUCKET/FOLDER. One file per 
 """
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +20,10 @@ class Picture:
 
     name: str
     read: Callable[[], Path | bytes]
+    label: str = ""  # empty where it is not known
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)  # what else is known of it
+    size: int = -1  # bytes, and nanoseconds since 1970; -1 where it is not known without opening it
+    modified: int = -1
 
 
 def open_pictures(source: str | Path) -> Iterator[Picture]:
@@ -46,9 +50,40 @@ def open_pictures(source: str | Path) -> Iterator[Picture]:
     return (local_picture(str(file)) for file in find_images(place))
 
 
-def local_picture(file: str) -> Picture:
+def is_stream(source: str | Path) -> bool:
+    """Whether a source is read as a stream only: shards, or an address.
+
+    >>> is_stream("s3://shop/photos"), is_stream("photos")
+    (True, False)
+    """
+    if "://" in str(source):
+        return True
+    place = Path(source).expanduser()
+    return any(place.glob("*.tar")) if place.is_dir() else place.suffix.lower() == ".tar" and place.is_file()
+
+
+def read_again(place: str) -> bytes:
+    """The bytes of a picture by the name that `open_pictures` gave it."""
+    from forerank.data.sources import remote, tar_shards
+
+    shard, inside, _ = place.partition(".tar/")
+    if inside:
+        found = next((p for p in tar_shards.pictures([shard + ".tar"]) if p.name == place), None)
+        if found is None:
+            raise InputError(f"{place} is not there any more: index the images again.")
+        picture = found
+    else:
+        picture = remote.picture(place) if "://" in place else local_picture(place)
+    try:
+        data = picture.read()
+        return data if isinstance(data, bytes) else data.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {place}: {error.strerror or error}") from error
+
+
+def local_picture(file: str, label: str = "", columns: Mapping[str, str] | None = None) -> Picture:
     """A picture of the local file system."""
-    return Picture(file, lambda: Path(file))
+    return Picture(file, lambda: Path(file), label, columns or {})
 
 
 def open_file(place: str) -> BinaryIO:

@@ -16,12 +16,13 @@ def pictures(table: str) -> Iterator[Picture]:
     if "path" not in header:
         lines.close()
         raise InputError(f"{table} has no column 'path': its columns are {', '.join(header) or '(none)'}")
-    return _rows(table, lines, reader, header.index("path"))
+    return _rows(table, lines, reader, header)
 
 
 def _rows(
-    table: str, lines: io.TextIOWrapper, reader: "Iterator[list[str]]", column: int
+    table: str, lines: io.TextIOWrapper, reader: "Iterator[list[str]]", header: list[str]
 ) -> Iterator[Picture]:
+    column = header.index("path")
     with lines:
         for number, row in enumerate(reader, start=2):
             if not row:
@@ -29,5 +30,8 @@ def _rows(
             path = row[column].strip() if column < len(row) else ""
             if not path:
                 raise InputError(f"{table} line {number}: 'path' is empty")
+            cells = {name: cell for name, cell in zip(header, row, strict=False) if cell and name != "path"}
+            label = cells.pop("label", "")
             place = beside(table, path)
-            yield remote.picture(place) if "://" in place else local_picture(place)
+            found = remote.picture if "://" in place else local_picture
+            yield found(place, label, cells)
