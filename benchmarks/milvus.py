@@ -2,9 +2,12 @@
 
     python benchmarks/milvus.py milvus:http://127.0.0.1:19530#load            1,000,000 x 128
     python benchmarks/milvus.py milvus:http://127.0.0.1:19530#load --rows 200000
+    python benchmarks/milvus.py milvus:http://127.0.0.1:19530#load --kinds FLAT IVF_SQ8 IVF_PQ --data DIR
 
 A server on this machine: pip install milvus==2.3.5, then milvus-server --data DIR. Vectors are clusters of
-eight. Memory is the peak of the process that loads, before anything else is done in it.
+eight. Memory is the peak of the process that loads, before anything else is done in it. `--kinds` puts other
+kinds of index in place of the first one, one after the other, and searches again; with `--data`, the folder
+of the server, the bytes of each index on its disk are told, which is what a query node loads into memory.
 """
 
 import argparse
@@ -82,6 +85,45 @@ def load(address: str | Path, rows: int, dim: int, approximate: bool | None = No
     return {"put s": stored - started, "complete s": finished - stored, "client MiB": peak}
 
 
+def wait_for_index(client: Any, name: str) -> None:
+    """Wait until every row that was flushed is in the index."""
+    while int(client.describe_index(name, "vector").get("pending_index_rows", 0)):
+        time.sleep(1)
+
+
+def build_index(address: str) -> dict[str, float]:
+    """Seconds until what was loaded is on the server's disk and in its index."""
+    engine: Any = open_engine(address)
+    client, started = engine._connection.client, time.perf_counter()
+    client.flush(engine._name, timeout=600)
+    wait_for_index(client, engine._name)
+    engine.close()
+    return {"index s": time.perf_counter() - started}
+
+
+def change_index(address: str, kind: str, dim: int) -> dict[str, float]:
+    """Put another kind of index in place; seconds until it is loaded."""
+    engine: Any = open_engine(address)
+    client, name, started = engine._connection.client, engine._name, time.perf_counter()
+    client.release_collection(name)
+    client.drop_index(name, "vector")
+    parameters = client.prepare_index_params()
+    settings = {"IVF_PQ": {"nlist": 1024, "m": dim // 4}, "HNSW": {"M": 18, "efConstruction": 240}}
+    chosen = settings.get(kind, {"nlist": 1024} if kind.startswith("IVF") else {})
+    parameters.add_index("vector", index_type=kind, metric_type="IP", params=chosen)
+    client.create_index(name, parameters)
+    wait_for_index(client, name)
+    client.load_collection(name)
+    engine.close()
+    return {"index s": time.perf_counter() - started}
+
+
+def index_bytes(data: Path | None) -> int:
+    """Bytes of all indexes in the folder of a server; it removes those that were dropped an hour later."""
+    files = [] if data is None else data.rglob("index_files/**/*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
 def nearest(queries: np.ndarray, rows: int, dim: int) -> list[set[str]]:
     """Paths of the K true neighbours of each query, block after block."""
     best = np.full((len(queries), K), -2.0, np.float32)
@@ -121,14 +163,23 @@ def main() -> None:
     parser.add_argument("address", help="milvus:http://HOST:PORT#COLLECTION, a new collection")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--kinds", nargs="*", default=[], help="other kinds of index to try afterwards")
+    parser.add_argument("--data", type=Path, help="the data folder of the server, if it is on this machine")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
     rows, dim = options.rows, options.dim
     results: dict[str, dict[str, Any]] = {"Milvus": load(options.address, rows, dim)}
+    results["Milvus"] |= build_index(options.address)
+    results["Milvus"]["index MiB"] = index_bytes(options.data) / 2**20
     queries = block(0, 100, dim) + 0.5 / np.sqrt(dim) * np.random.default_rng(2**31).normal(size=(100, dim))
     queries = (queries / np.linalg.norm(queries, axis=1, keepdims=True)).astype(np.float32)
     truth = nearest(queries, rows, dim)
     results["Milvus"] |= search(options.address, queries, truth)
+    for kind in options.kinds:
+        before = index_bytes(options.data)
+        results[kind] = change_index(options.address, kind, dim)
+        results[kind]["index MiB"] = (index_bytes(options.data) - before) / 2**20
+        results[kind] |= search(options.address, queries, truth)
     with tempfile.TemporaryDirectory(prefix="forerank-milvus-") as folder:
         place = Path(folder) / "index"
         results["folder, exact"] = load(place, rows, dim, False) | search_folder(place, queries, truth)

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")
 
 from forerank.errors import ForerankError, InputError
-from forerank.search import Index, milvus, milvus_connection, open_engine
+from forerank.search import Index, milvus_connection, milvus_records, milvus_update, open_engine
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ def test_another_process_has_the_file(tmp_path, fill, make_rows, random_vectors)
 
 def test_two_contents_with_one_id_live_side_by_side(tmp_path, make_rows, random_vectors, meta, monkeypatch):
     """One chance in 2^53 becomes certainty: every row wants the same id."""
-    monkeypatch.setattr(milvus, "id_of", lambda content, path: milvus.LARGEST_ID)
+    monkeypatch.setattr(milvus_update, "id_of", lambda content, path: milvus_update.LARGEST_ID)
     rows, vectors = make_rows(["a/1.png", "a/2.png", "a/3.png"]), random_vectors(3)
     engine = open_engine(f"milvus:{tmp_path / 'same.db'}")
     for _ in range(2):
@@ -131,7 +133,7 @@ def test_an_update_never_holds_all_rows(tmp_path, fill, make_rows, random_vector
 
     from forerank.search.rows import Row
 
-    monkeypatch.setattr(milvus, "BATCH_ROWS", 50)
+    monkeypatch.setattr(milvus_records, "BATCH_ROWS", 50)
     rows, vectors = make_rows([f"a/{i:04d}.png" for i in range(2000)]), random_vectors(2000)
     engine = open_engine(f"milvus:{tmp_path / 'many.db'}")
     fill(engine, rows, vectors)
@@ -211,3 +213,46 @@ def test_a_server_that_is_too_old_is_refused_and_an_older_one_says_what_it_lacks
     monkeypatch.setattr(milvus_connection, "OLDEST", (2, 9))
     with pytest.raises(InputError, match=r"is Milvus 2\.3: Forerank needs 2\.9 or newer"):
         open_engine(real_milvus.address + "#old").meta()
+
+
+def test_a_full_disk_of_the_server_is_said_in_a_sentence(
+    milvus_server, tmp_path, make_rows, random_vectors, meta
+):
+    """The server's data lie in a file system of 24 MB that the test fills, and empties again."""
+
+    class Small(type(milvus_server)):
+        def command(self):
+            self.data.mkdir(exist_ok=True)
+            mount = 'mount -t tmpfs -o size=24m none "$0" && exec "$@"'
+            return ["unshare", "-rm", "sh", "-c", mount, str(self.data), *super().command()]
+
+    server = Small(tmp_path / "data")
+    try:
+        server.start()
+    except (RuntimeError, OSError):
+        pytest.skip("this machine does not let its users mount a file system of their own")
+    try:
+        ballast = Path(f"/proc/{server.process.pid}/root{server.data}/ballast")
+        rows, vectors = make_rows([f"a/{i:04d}.png" for i in range(1500)]), random_vectors(1500, 128)
+        engine = open_engine(server.address)
+        full = rf"cannot upsert at {server.address}: the disk of the server is full; what was acknowledged is"
+        with engine.update(128, "model-a") as update:
+            update.put(rows[:500], vectors[:500])
+            with suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(2**12))
+            with pytest.raises(ForerankError, match=full):
+                update.put(rows[500:], vectors[500:])
+        ballast.unlink()
+        with engine.update(128, "model-a") as update:
+            stored = update.stored({row.content for row in rows})
+            assert {row.content for row in rows[:500]} <= stored
+            new = [i for i, row in enumerate(rows) if row.content not in stored]
+            update.put([rows[i] for i in new], vectors[new])
+            update.complete(rows, meta, None)
+        catalogue = {row.path: row for row in engine.all_rows()}
+        assert len(catalogue) == engine.count() == 1500
+        np.testing.assert_array_equal(engine.vectors([catalogue[row.path].id for row in rows]), vectors)
+        engine.close()
+    finally:
+        server.kill()

@@ -10,6 +10,7 @@ pytest.importorskip("pymilvus")
 from forerank.errors import ForerankError
 from forerank.models import Retriever
 from forerank.search import build_index, milvus, milvus_connection, open_engine
+from forerank.search.milvus_update import MilvusUpdate
 
 
 def stored(address):
@@ -51,11 +52,11 @@ def test_a_load_waits_for_the_server_and_goes_on(
 def test_the_command_run_again_gives_the_index_of_an_uninterrupted_run(
     mortal_milvus, moment, model_folder, image_folder, tmp_path, monkeypatch
 ):
-    """Killed between two parts, or when all rows are stored and old ones are about to be deleted."""
+    """Killed between two parts, or when all rows are stored and the index is about to be called complete."""
     address = f"{mortal_milvus.address}#{moment}"
     build_index(model_folder, image_folder, tmp_path / "uninterrupted", part=2)
     retriever = Retriever.load(model_folder)
-    embed, put, delete = retriever.embed, milvus._MilvusUpdate.put, milvus._MilvusUpdate._delete_all_but
+    embed, put, write_meta = retriever.embed, MilvusUpdate.put, milvus.MilvusEngine._write_meta
     acknowledged = []
 
     def embed_or_kill(*arguments, **options):
@@ -67,16 +68,17 @@ def test_the_command_run_again_gives_the_index_of_an_uninterrupted_run(
         put(self, rows, vectors)
         acknowledged.extend(row.path for row in rows)
 
-    def delete_or_kill(self, keep):
-        mortal_milvus.kill()
-        delete(self, keep)
+    def write_meta_or_kill(self, meta):
+        if meta["complete"]:
+            mortal_milvus.kill()
+        write_meta(self, meta)
 
     monkeypatch.setattr(retriever, "embed", embed_or_kill)
     with monkeypatch.context() as first_run:
-        first_run.setattr(milvus._MilvusUpdate, "put", put_noted)
+        first_run.setattr(MilvusUpdate, "put", put_noted)
         first_run.setattr(milvus_connection, "PATIENT_ATTEMPTS", 2)  # the server does not come back by itself
         if moment == "completing":
-            first_run.setattr(milvus._MilvusUpdate, "_delete_all_but", delete_or_kill)
+            first_run.setattr(milvus.MilvusEngine, "_write_meta", write_meta_or_kill)
         with pytest.raises(ForerankError, match=rf"^cannot \w+ at {address}: [^\n]+$"):
             build_index(retriever, image_folder, address, part=2)
     assert len(acknowledged) == (6 if moment == "storing" else 12)
