@@ -153,6 +153,52 @@ def test_two_processes_write_what_one_writes(folder: Path, model: Path, tmp_path
         assert (tmp_path / "two.npy").with_suffix(ending).read_bytes() == one
 
 
+DIES = """
+import os, signal, sys
+from pathlib import Path
+from forerank.models import Retriever, embed_files
+from forerank.training.processes import joined
+
+model, images, output = sys.argv[1:]
+with joined("cpu") as processes:
+    def load():
+        retriever = Retriever.load(model, batch_size=1)
+        embed, calls = retriever.embed, []
+        def embed_or_die(*arguments, **options):
+            if not processes.first and calls:
+                os.kill(os.getpid(), signal.SIGKILL)
+            calls.append(1)
+            return embed(*arguments, **options)
+        retriever.embed = embed_or_die
+        return retriever
+    embed_files(load, [images], Path(output))
+"""
+
+
+def test_the_part_of_a_killed_process_is_done_by_the_next_run(
+    folder: Path, model: Path, tmp_path: Path
+) -> None:
+    """Parts of four of fourteen pictures: the second process has parts 1 and 3, and dies at part 3."""
+    common = ["embed", str(model), str(folder), "--batch-size", "1", "-o"]
+    assert run([*common, str(tmp_path / "one.npy")]) == 0
+    (tmp_path / "dies.py").write_text(DIES)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, str(tmp_path / "dies.py"), str(model), str(folder), str(tmp_path / "two.npy")]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert killed.returncode != 0
+    assert "Signal 9" in killed.stderr  # torchrun tells which rank died, and how
+    assert not (tmp_path / "two.npy").exists()
+    done = {file.name for file in (tmp_path / "two.parts").glob("*.npy")}
+    assert "00000001.npy" in done
+    assert "00000003.npy" not in done
+    command = [*launcher, "-m", "forerank", *common, str(tmp_path / "two.npy")]
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr[-2000:]
+    for ending in (".npy", ".txt"):
+        one = (tmp_path / "one.npy").with_suffix(ending).read_bytes()
+        assert (tmp_path / "two.npy").with_suffix(ending).read_bytes() == one
+
+
 def test_a_table_is_read_line_by_line(tmp_path: Path) -> None:
     """The pictures of a long table are made as they are asked for: few are alive at any time."""
     import tracemalloc

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 
 import pytest
 
@@ -94,3 +95,52 @@ def test_the_command_shares_the_work(tmp_path, model_folder, image_folder):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("12 images (12 embedded") == 1  # only the first process speaks
+
+
+# The command itself, with parts of two images; the second process dies when it begins its second part.
+DIES = """
+import os, signal
+from forerank.cli import main
+from forerank.models import Retriever
+from forerank.search.build import build_index
+build_index.__kwdefaults__["part"] = 2
+embed, calls = Retriever.embed, []
+def embed_or_die(self, *arguments, **options):
+    if os.environ["RANK"] == "1" and calls:
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls.append(1)
+    return embed(self, *arguments, **options)
+Retriever.embed = embed_or_die
+main()
+"""
+
+
+@pytest.mark.parametrize("source", ["folder", "shards"])
+def test_a_process_that_dies_is_reported_and_the_same_command_goes_on(
+    source, tmp_path, model_folder, image_folder
+):
+    images = image_folder
+    if source == "shards":
+        images = tmp_path / "shards"
+        images.mkdir()
+        with tarfile.open(images / "0.tar", "w") as archive:
+            for file in sorted(image_folder.rglob("*.png")):
+                archive.add(file, file.name)
+    build_index(model_folder, images, tmp_path / "one", part=2)
+    (tmp_path / "dies.py").write_text(DIES)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, str(tmp_path / "dies.py"), "index", str(model_folder), str(images), "-o"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    died = subprocess.run(
+        [*command, str(tmp_path / "two")], capture_output=True, text=True, check=False, env=environment
+    )
+    assert died.returncode != 0
+    assert "Signal 9 (SIGKILL)" in died.stderr  # torchrun's own words
+    ours = [line for line in died.stderr.splitlines() if line.startswith("forerank: ")]
+    assert len(ours) == 1, died.stderr
+    assert "another process of this run ended or stopped answering" in ours[0]
+    assert open_engine(tmp_path / "two").meta() is None
+    report = build_index(model_folder, images, tmp_path / "two", part=2)
+    assert report.count == report.resumed + report.embedded == 12
+    assert report.resumed >= 2
+    assert stored(tmp_path / "two") == stored(tmp_path / "one")
