@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -180,7 +181,15 @@ def test_the_page_shows_pictures_of_shards(shards, image_folder, model_folder, t
     new = NewImage("a/1.png", b"", "a", {}, np.eye(1, 16, dtype=np.float32)[0])
     with pytest.raises(InputError, match="lie in shards or at an address"):
         add_images(index, [new])
+    for outside in ("file:///etc/hostname", "/etc/hostname", "shard-000000.tar/../../x.png"):
+        with pytest.raises(InputError, match="leads outside the image root"):
+            Pictures(index).read(replace(next(index.engine.all_rows()), path=outside))
     index.close()
+
+
+def test_an_archive_beside_images_is_not_taken_for_a_shard(shards, image_folder, model_folder, tmp_path):
+    (shards / "shard-000000.tar").rename(image_folder / "backup.tar")
+    assert build_index(model_folder, image_folder, tmp_path / "index").count == 12
 
 
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path, make_rows):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from forerank.data import BadImageError, read_image
-from forerank.data.sources import beside, read_again
+from forerank.data.sources import read_again
 from forerank.errors import InputError
 from forerank.search.index import Index
 from forerank.search.rows import Row
@@ -73,7 +73,9 @@ class PictureStore:
     def read(self, row: Row) -> bytes:
         """The bytes of a row's file: a plain file inside the image root, or one that a stream brought."""
         if self._index.meta.get("streamed"):
-            return read_again(beside(f"{self._index.meta['root']}/", row.path))
+            if "://" in row.path or row.path.startswith("/") or ".." in row.path.split("/"):
+                raise InputError(f"{row.path} leads outside the image root: it is not shown.")
+            return read_again(f"{self._index.meta['root']}/{row.path}")
         file = self._index.file(row)
         try:
             # The path is resolved; a link that is put in its place now is not followed.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from forerank.data.decode import image_endings
 from forerank.data.image_files import find_images
 from forerank.errors import InputError
 
@@ -45,8 +46,8 @@ def open_pictures(source: str | Path) -> Iterator[Picture]:
         return tar_shards.pictures([str(place)])
     if place.suffix.lower() == ".csv" and place.is_file():
         return csv_rows.pictures(str(place))
-    if place.is_dir() and (shards := sorted(str(file) for file in place.glob("*.tar"))):
-        return tar_shards.pictures(shards)
+    if is_folder_of_shards(place):
+        return tar_shards.pictures(sorted(str(file) for file in place.glob("*.tar")))
     return (local_picture(str(file)) for file in find_images(place))
 
 
@@ -59,7 +60,18 @@ def is_stream(source: str | Path) -> bool:
     if "://" in str(source):
         return True
     place = Path(source).expanduser()
-    return any(place.glob("*.tar")) if place.is_dir() else place.suffix.lower() == ".tar" and place.is_file()
+    return is_folder_of_shards(place) or (place.suffix.lower() == ".tar" and place.is_file())
+
+
+def is_folder_of_shards(place: Path) -> bool:
+    """Whether a folder holds tar archives, and neither folders nor images nor tables beside them."""
+    if not (place.is_dir() and any(place.glob("*.tar"))):
+        return False
+    others = (".csv", *image_endings())
+    return not any(
+        not file.name.startswith(".") and (file.is_dir() or file.name.lower().endswith(others))
+        for file in place.iterdir()
+    )
 
 
 def read_again(place: str) -> bytes:
