@@ -132,7 +132,7 @@ def _embed(
     if not todo.keys() - stored:
         return {}
     vectors = job.retriever.embed(list(todo.values()), progress=False, on_bad="skip")
-    finite = np.isfinite(vectors).all(axis=1)
+    finite = [bool(row.all()) for row in np.isfinite(vectors)]
     place = {content: i for i, content in enumerate(todo)}
     bad = {content: reason(todo[content]) for content, i in place.items() if not finite[i]}
     missing = [row for row in rows if row.content in place and row.content not in stored | bad.keys()]
@@ -156,6 +156,10 @@ def _gather(rows: Catalogue, job: Job) -> None:
         for process, share in enumerate(shares):
             if process != sharing.rank():
                 rows.add_others(share)
-    did = sharing.exchange((report.embedded, report.kept, report.resumed, report.skipped))
-    report.embedded, report.kept, report.resumed = (sum(each[i] for each in did) for i in range(3))
-    report.skipped = {path: why for each in did for path, why in each[3].items()}
+    reports = sharing.exchange(report)
+    report.skipped = {path: why for each in reports for path, why in each.skipped.items()}
+    report.embedded, report.kept, report.resumed = (
+        sum(each.embedded for each in reports),
+        sum(each.kept for each in reports),
+        sum(each.resumed for each in reports),
+    )

@@ -1,18 +1,36 @@
 """Pictures at addresses that fsspec opens: s3://BUCKET/FOLDER (with the extra `s3`), https://..., others."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, BinaryIO, cast
 
 from forerank.data.decode import image_endings
 from forerank.data.sources import Picture
-from forerank.errors import InputError, require
+from forerank.errors import ForerankError, InputError, require
 
 AHEAD = 8 * 2**20  # bytes that are read at once from a table, or from a shard to find its pictures
 
 
+@contextmanager
+def _reaching(address: str) -> Iterator[None]:
+    """Say in a sentence what is wrong; file systems raise errors of many types (no bucket, no keys, ...)."""
+    try:
+        yield
+    except ForerankError:
+        raise
+    except Exception as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"cannot open {address}: {said}") from error
+
+
 def pictures(address: str) -> Iterator[Picture]:
     """The pictures of a folder, a table, a tar shard or a single file at an address."""
+    with _reaching(address):
+        return _pictures(address)
+
+
+def _pictures(address: str) -> Iterator[Picture]:
     from forerank.data.sources import csv_rows, tar_shards
 
     system, path = _system(address)
@@ -46,15 +64,17 @@ def picture(address: str, label: str = "", columns: Mapping[str, str] | None = N
 
 def folder_of(address: str) -> str:
     """The folder that an address names or lies in, as the names of its pictures begin."""
-    system, path = _system(address)
-    is_folder = not address.lower().endswith((".csv", ".tar")) and not system.isfile(path)
+    with _reaching(address):
+        system, path = _system(address)
+        is_folder = not address.lower().endswith((".csv", ".tar")) and not system.isfile(path)
     return str(system.unstrip_protocol(path if is_folder else path.rpartition("/")[0]))
 
 
 def modified(address: str) -> int:
     """When the file at an address was written, in nanoseconds; -1 where its server does not say."""
-    system, path = _system(address)
-    return _time(system.info(path))
+    with _reaching(address):
+        system, path = _system(address)
+        return _time(system.info(path))
 
 
 def _time(about: dict[str, Any]) -> int:
@@ -66,8 +86,9 @@ def _time(about: dict[str, Any]) -> int:
 
 def open_address(address: str) -> BinaryIO:
     """Open an address for reading; it can seek."""
-    system, path = _system(address)
-    return cast(BinaryIO, system.open(path, "rb", block_size=AHEAD))
+    with _reaching(address):
+        system, path = _system(address)
+        return cast(BinaryIO, system.open(path, "rb", block_size=AHEAD))
 
 
 def read_range(address: str, start: int, size: int) -> bytes:
@@ -86,8 +107,6 @@ def _system(address: str) -> tuple[Any, str]:
     scheme = address.partition("://")[0]
     if scheme in ("s3", "s3a"):
         require("s3fs")
-    try:
+    with _reaching(address):
         system, path = fsspec.core.url_to_fs(address)
-    except (ValueError, ImportError) as error:
-        raise InputError(f"cannot open {address}: {error}") from error
     return system, str(path)
