@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from secrets import randbelow
 from typing import Any
 
-from forerank.errors import InputError
+from forerank.errors import ForerankError, InputError
 from forerank.search.rows import LARGEST_ID
 
 RENEW_SECONDS = 15.0
@@ -41,6 +41,7 @@ def claimed(call: Callable[..., Any], collection: str, address: str) -> Iterator
                 renew()
 
     _held.add(me)
+    away = False
     done = threading.Event()
     renewing = threading.Thread(target=keep_renewing, daemon=True)
     try:
@@ -58,13 +59,18 @@ def claimed(call: Callable[..., Any], collection: str, address: str) -> Iterator
             call("delete", collection, ids=[record["id"]])
         renewing.start()
         yield
+    except ForerankError as error:
+        if not isinstance(error, InputError):
+            away = True  # and was waited for: the claim ends with this process, or by its age
+        raise
     finally:
         _held.discard(me)
         done.set()
         if renewing.is_alive():
-            renewing.join()
-        with suppress(Exception):  # the server is away: the claim ends by its age
-            call("delete", collection, ids=[me])
+            renewing.join(timeout=RENEW_SECONDS if away else None)
+        if not away:
+            with suppress(Exception):
+                call("delete", collection, ids=[me])
 
 
 def _is_alive(number: int, claim: dict[str, Any]) -> bool:
