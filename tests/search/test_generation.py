@@ -11,7 +11,7 @@ import pytest
 
 from forerank.errors import InputError
 from forerank.files import json_with_checksum, read_json_with_checksum
-from forerank.search import Row, generation, open_engine
+from forerank.search import Row, generation, open_engine, positions
 from forerank.search.journal import Journal
 
 # The steps of putting a new state in force, each killed just before and just after.
@@ -109,6 +109,20 @@ def test_killed_at_any_moment_it_is_the_old_index_or_the_new(tmp_path, fill):
     assert set(seen) == {"old", "new"}
 
 
+def test_positions_are_those_of_a_dictionary(monkeypatch):
+    """Sorted arrays and the newest entries together; contents that end with zeros, and some given twice."""
+    monkeypatch.setattr(positions, "FEWEST_RECENT", 50)
+    generator, table, expected = np.random.default_rng(0), positions.Positions(), {}
+    for start in range(0, 600, 7):
+        contents = [f"{n:02x}{'00' * 15}" for n in generator.integers(0, 200, 7)]
+        contents += [generator.bytes(16).hex() for _ in range(3)]
+        expected |= dict(zip(contents, range(start, start + 10), strict=True))
+        table.add(contents, range(start, start + 10))
+    assert table.contents() == set(expected)
+    assert table.find(list(expected)).tolist() == list(expected.values())
+    assert table.find(["ab" * 16, "00" * 15 + "01"]).tolist() == [-1, -1]
+
+
 def test_a_torn_journal_gives_what_is_whole(tmp_path, random_vectors):
     vectors = random_vectors(6, 8)
     names = [f"{i:032x}" for i in range(6)]
@@ -123,7 +137,7 @@ def test_a_torn_journal_gives_what_is_whole(tmp_path, random_vectors):
         torn.append(names[4:], vectors[4:])
         torn.close()
         again = Journal(tmp_path / "log", 8, "model")
-        np.testing.assert_array_equal(again.vectors(names[4:]), vectors[4:])
+        np.testing.assert_array_equal(again.vectors(again.find(names[4:]).tolist()), vectors[4:])
         again.close()
 
 

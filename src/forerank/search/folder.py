@@ -22,6 +22,7 @@ from forerank.search import generation, hnsw
 from forerank.search.engine import EVERYTHING, Abilities, Filter, Meta, RowNeighbours, Vectors
 from forerank.search.exact import top_k, top_k_among
 from forerank.search.journal import JOURNAL, Journals, of_rank
+from forerank.search.positions import Positions
 from forerank.search.reranked import write_averages
 from forerank.search.rows import Row
 
@@ -289,14 +290,19 @@ class _FolderUpdate:
         self._engine, self._dim, self._journals = engine, dim, journals
         self._approximate = approximate
         self._old_vectors: Vectors | None = None
-        self._old_position: dict[str, int] = {}
+        self._old_position = Positions()
         if old is not None and old.meta["model"]["fingerprint"] == model:
-            with contextlib.suppress(sqlite3.DatabaseError):  # damaged: everything is embedded again
-                self._old_position = dict(old.database.execute("SELECT content, id FROM rows"))
-                self._old_vectors = old.vectors
+            with contextlib.suppress(sqlite3.DatabaseError, ValueError, TypeError):  # damaged: embedded again
+                rows, known = old.database.execute("SELECT content, id FROM rows"), Positions()
+                while block := rows.fetchmany(8192):
+                    known.add(*zip(*block, strict=True))
+                self._old_position, self._old_vectors = known, old.vectors
 
     def stored(self, contents: Collection[str]) -> set[str]:
-        return {c for c in contents if c in self._old_position or c in self._journals}
+        wanted = list(contents)
+        old = self._old_position.find(wanted).tolist()
+        before = {content for content, number in zip(wanted, old, strict=True) if number >= 0}
+        return before | self._journals.stored(wanted)
 
     def stored_rows(self, rows: Sequence[Row]) -> set[str]:
         return self.stored([row.content for row in rows])
@@ -341,12 +347,12 @@ class _FolderUpdate:
 
     def _vectors_of(self, contents: Sequence[str]) -> Vectors:
         result = np.empty((len(contents), self._dim), np.float32)
-        old = [i for i, c in enumerate(contents) if c in self._old_position]
-        new = [i for i, c in enumerate(contents) if c not in self._old_position]
-        if old and self._old_vectors is not None:
-            result[old] = self._old_vectors[[self._old_position[contents[i]] for i in old]]
-        if new:
-            result[new] = self._journals.vectors([contents[i] for i in new])
+        numbers = self._old_position.find(contents)
+        old, new = np.flatnonzero(numbers >= 0), np.flatnonzero(numbers < 0)
+        if len(old) and self._old_vectors is not None:
+            result[old] = self._old_vectors[numbers[old]]
+        if len(new):
+            result[new] = self._journals.vectors([contents[i] for i in new.tolist()])
         return result
 
     def _build_approximate(self, path: Path, vectors: Vectors) -> dict[str, Any] | None:

@@ -7,12 +7,13 @@ The file is one header line of JSON and then records of one size: the content ha
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from forerank.search.engine import Vectors
+from forerank.search.engine import Ids, Vectors
+from forerank.search.positions import Positions
 
 JOURNAL = "embedded.log"
 
@@ -28,7 +29,7 @@ class Journal:
         self._record = 16 + 4 * dim + 4
         header = json.dumps({"format": 1, "dim": dim, "model": model}).encode() + b"\n"
         self._start = len(header)
-        self._position: dict[str, int] = {}  # content -> record number
+        self._position = Positions()  # content -> record number
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("rb" if only_read else "r+b" if path.exists() else "w+b")
         if self._file.read(len(header)) == header:
@@ -46,16 +47,17 @@ class Journal:
         """Note where each whole record is; the position after the last one."""
         number = 0
         while len(record := self._file.read(self._record)) == self._record and _whole(record):
-            self._position[record[:16].hex()] = number
+            self._position.add([record[:16].hex()], [number])
             number += 1
         return self._start + number * self._record
 
     def contents(self) -> set[str]:
         """Which contents have a vector here."""
-        return set(self._position)
+        return self._position.contents()
 
-    def __contains__(self, content: str) -> bool:
-        return content in self._position
+    def find(self, contents: Sequence[str]) -> Ids:
+        """The numbers (n,) of the records of these contents, -1 where there is none."""
+        return self._position.find(contents)
 
     def append(self, contents: Sequence[str], vectors: Vectors) -> None:
         """Write vectors (n, D) and wait until they are on disk."""
@@ -64,18 +66,17 @@ class Journal:
         for content, vector in zip(contents, np.asarray(vectors, dtype="<f4"), strict=True):
             body = bytes.fromhex(content) + vector.tobytes()
             records.append(body + zlib.crc32(body).to_bytes(4, "little"))
-            self._position[content] = number
-            number += 1
+        self._position.add(contents, range(number, number + len(records)))
         self._file.write(b"".join(records))
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def vectors(self, contents: Sequence[str]) -> Vectors:
-        """The vectors (n, D) of these contents."""
-        result = np.empty((len(contents), self._dim), np.float32)
-        for i, content in enumerate(contents):
-            self._file.seek(self._start + self._position[content] * self._record + 16)
-            result[i] = np.frombuffer(self._file.read(4 * self._dim), "<f4")
+    def vectors(self, numbers: Iterable[int]) -> list[Vectors]:
+        """The vectors (D,) of the records with these numbers."""
+        result = []
+        for number in numbers:
+            self._file.seek(self._start + number * self._record + 16)
+            result.append(np.frombuffer(self._file.read(4 * self._dim), "<f4"))
         return result
 
     def close(self) -> None:
@@ -109,19 +110,23 @@ class Journals:
         names = sorted(f.name for f in self._folder.glob(f"{JOURNAL}*") if f.name != self._own_name)
         self._others = [Journal(self._folder / n, self._dim, self._model, only_read=True) for n in names]
 
-    def __contains__(self, content: str) -> bool:
-        return content in self.own or any(content in journal for journal in self._others)
+    def stored(self, contents: Sequence[str]) -> set[str]:
+        """Those of `contents` that have a vector in any of them."""
+        found = np.max([journal.find(contents) for journal in (self.own, *self._others)], axis=0)
+        return {content for content, number in zip(contents, found.tolist(), strict=True) if number >= 0}
 
     def vectors(self, contents: Sequence[str]) -> Vectors:
         """The vectors (n, D) of these contents."""
         result = np.empty((len(contents), self._dim), np.float32)
-        missing = list(range(len(contents)))
+        missing = np.ones(len(contents), bool)
         for journal in (self.own, *self._others):
-            here = [i for i in missing if contents[i] in journal]
-            result[here] = journal.vectors([contents[i] for i in here])
-            missing = [i for i in missing if contents[i] not in journal]
-        if missing:
-            raise KeyError(contents[missing[0]])
+            numbers = journal.find(contents)
+            here = np.flatnonzero(missing & (numbers >= 0))
+            if len(here):
+                result[here] = journal.vectors(numbers[here].tolist())
+            missing[here] = False
+        if missing.any():
+            raise KeyError(contents[int(missing.argmax())])
         return result
 
     def remove(self) -> None:
