@@ -75,7 +75,7 @@ def load(address: str | Path, rows: int, dim: int, approximate: bool | None = No
     with engine.update(dim, "benchmark", approximate) as update:
         for start, vectors in blocks(rows, dim):
             update.put(Rows(start, start + len(vectors)), vectors)
-            if start % (BLOCK * 16) == 0:
+            if start % (BLOCK * 4) == 0:
                 say(f"{start + len(vectors):,} rows, {time.perf_counter() - started:.0f} s")
         stored = time.perf_counter()
         update.complete(Rows(0, rows), META, None)
@@ -169,6 +169,7 @@ def main() -> None:
     options = parser.parse_args()
     rows, dim = options.rows, options.dim
     results: dict[str, dict[str, Any]] = {"Milvus": load(options.address, rows, dim)}
+    say(f"loaded: {results['Milvus']}; waiting for the index of the server")
     results["Milvus"] |= build_index(options.address)
     results["Milvus"]["index MiB"] = index_bytes(options.data) / 2**20
     queries = block(0, 100, dim) + 0.5 / np.sqrt(dim) * np.random.default_rng(2**31).normal(size=(100, dim))
@@ -180,6 +181,7 @@ def main() -> None:
         results[kind] = change_index(options.address, kind, dim)
         results[kind]["index MiB"] = (index_bytes(options.data) - before) / 2**20
         results[kind] |= search(options.address, queries, truth)
+        say(f"{kind}: {results[kind]}")
     with tempfile.TemporaryDirectory(prefix="forerank-milvus-") as folder:
         place = Path(folder) / "index"
         results["folder, exact"] = load(place, rows, dim, False) | search_folder(place, queries, truth)
