@@ -1,6 +1,7 @@
 """Shards, tables and folders in a real S3 server on this machine: moto, through s3fs."""
 
 import io
+import json
 import tarfile
 import urllib.request
 
@@ -74,6 +75,11 @@ def test_index_from_s3_gives_the_index_of_the_folder(filled, image_folder, model
         assert run(["index", str(model_folder), source, "-o", str(place)]) == 0
         assert "12 images (12 embedded" in capsys.readouterr().out
         assert stored(place) == expected, source
+    query = str(next(image_folder.rglob("*.png")))
+    assert run(["search", str(tmp_path / "shards.index"), query, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["root"] == "s3://shop/shards"
+    assert answer["hits"][0]["similarity"] > 0.999
     one = build_index(model_folder, "s3://shop/shards/0.tar", tmp_path / "one")
     assert one.count == 5
     assert stored(tmp_path / "one").keys() <= expected.keys()

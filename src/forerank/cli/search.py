@@ -68,7 +68,9 @@ def search(
             raise InputError(f"cannot write {output}: give a file in a folder that exists")
     keep_freed_memory()
     opened = Index.open(index, model=model)
-    root, condition = str(opened.root), opened.filter(where or [], text)
+    # An address is not a path: pathlib would make s3:/ of s3://.
+    root = opened.meta["root"] if opened.meta.get("streamed") else str(opened.root)
+    condition = opened.filter(where or [], text)
     if query.is_dir() or output is not None:
         answers = answer_files(opened, find_images(query), k, condition)
         if json:
