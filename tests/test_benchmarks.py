@@ -19,6 +19,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
         ("embedding.py --images 4 --rounds 1", "of the limit"),
         ("pipeline.py --images 4 --rounds 1", "plain Pillow"),
         ("table.py --rows 500", "500"),
+        ("streamed_index.py --rows 500", "500 images (500 embedded"),
     ],
 )
 def test_runs(words: str, printed: str, tmp_path: Path) -> None:
