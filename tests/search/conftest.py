@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,10 @@ class MilvusServer:
 
     def kill(self) -> None:
         if self.process is not None:
-            children = psutil.Process(self.process.pid).children(recursive=True)
-            os.killpg(self.process.pid, signal.SIGKILL)
+            children = []
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):  # it has ended by itself
+                children = psutil.Process(self.process.pid).children(recursive=True)
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             psutil.wait_procs(children, timeout=10)  # they hold ports and locks until they are gone
             self.process = None
