@@ -87,11 +87,11 @@ def test_index_from_s3_gives_the_index_of_the_folder(filled, image_folder, model
 
 def test_the_page_reads_pictures_from_s3(filled, image_folder, model_folder, tmp_path):
     pytest.importorskip("fastapi")
-    from forerank.web.pictures import Pictures
+    from forerank.web.pictures import PictureStore
 
     build_index(model_folder, "s3://shop/shards", tmp_path / "index")
     index = Index.open(tmp_path / "index")
-    shown = {Pictures(index).read(row) for row in index.engine.all_rows()}
+    shown = {PictureStore(index).read(row) for row in index.engine.all_rows()}
     assert shown == {file.read_bytes() for file in image_folder.rglob("*.png")}
     index.close()
 

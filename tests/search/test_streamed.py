@@ -172,11 +172,11 @@ def test_the_page_shows_pictures_of_shards(shards, image_folder, model_folder, t
 
     pytest.importorskip("fastapi")
     from forerank.search.add import NewImage, add_images
-    from forerank.web.pictures import Pictures
+    from forerank.web.pictures import PictureStore
 
     build_index(model_folder, shards, tmp_path / "index")
     index = Index.open(tmp_path / "index")
-    shown = {Pictures(index).read(row) for row in index.engine.all_rows()}
+    shown = {PictureStore(index).read(row) for row in index.engine.all_rows()}
     assert shown == {file.read_bytes() for file in image_folder.rglob("*.png")}
     assert Image.open(io.BytesIO(next(iter(shown)))).size == (32, 32)
     new = NewImage("a/1.png", b"", "a", {}, np.eye(1, 16, dtype=np.float32)[0])
@@ -184,7 +184,7 @@ def test_the_page_shows_pictures_of_shards(shards, image_folder, model_folder, t
         add_images(index, [new])
     for outside in ("file:///etc/hostname", "/etc/hostname", "shard-000000.tar/../../x.png"):
         with pytest.raises(InputError, match="leads outside the image root"):
-            Pictures(index).read(replace(next(index.engine.all_rows()), path=outside))
+            PictureStore(index).read(replace(next(index.engine.all_rows()), path=outside))
     index.close()
 
 
