@@ -278,10 +278,12 @@ def count_columns(
                 if open_ != 0:
                     for k in range(_places(near, end - begin, hits)):
                         query = begin + hits[k]
-                        for row in range(i, i + TOGETHER):  # one of them is near; those above are counted
-                            item = start + row
-                            passes = _note(tile[item, query], side, p, query, query, item, p, rest, seen)
-                            above[p, query] += passes & (slab[row, query] <= ceiling[hits[k]])
+                        for row in range(i, i + TOGETHER):
+                            if floor[hits[k]] < slab[row, query] <= ceiling[hits[k]]:
+                                item = start + row
+                                above[p, query] += _note(
+                                    tile[item, query], side, p, query, query, item, p, rest, seen
+                                )
                 elif passed == 0:
                     break
 
@@ -316,9 +318,9 @@ def count_exact(
     for i in range(tile.shape[0]):
         for p in range(number[i]):
             reached, passed = 0, 0
-            for value in tile[i]:
-                reached += value >= low[i, p]
-                passed += value > high[i, p]
+            for j in range(tile.shape[1]):
+                reached += tile[i, j] >= low[i, p]
+                passed += tile[i, j] > high[i, p]
             if reached == 0:
                 break
             above[i, p] += passed
