@@ -1,8 +1,8 @@
 """Counting on one tile of similarities, compiled for the processor it runs on.
 
 What torch needs several passes for, and memory for flags, is one pass here over numbers that are still in the
-cache: a comparison with each threshold, the pairs too near to tell decided on the spot by a dot product in
-float64. Only what even that leaves open is handed back.
+cache: as numbers of 16 bits they are compared with each threshold. What is too near to tell is decided by the
+tile's own number, then by a dot product in float64. Only what even that leaves open is handed back.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 SEGMENT = 512  # numbers of a row looked at together: they and their limits stay in the first-level cache
-GROUP = 64  # a segment is searched for its undecided numbers by groups
+GROUP = 64  # a segment is searched by groups if few of its numbers reach a threshold
 TOGETHER = 4  # rows whose comparisons with the limits of the columns share the reading of those limits
 SCALE = 32_000  # of narrow numbers: similarities from -1 to 1, and a little more, fit in 16 bits
 FEW = 64  # up to one number in FEW that reaches a threshold: taken one by one
@@ -147,7 +147,7 @@ def _note(
     place = seen[0]
     rest[place, 0], rest[place, 1], rest[place, 2] = query, item, p
     seen[0] = place + ((value >= side.low[i, j]) & (value <= side.high[i, j]))
-    return value > side.high[i, j]
+    return bool(value > side.high[i, j])
 
 
 @_compiled()
