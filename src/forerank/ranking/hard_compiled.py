@@ -97,7 +97,7 @@ class _Side:
         low, high = (_array(x if along == 1 else x.T) for x in block.threshold_bounds(other, rows.dim, dtype))
         floor, ceiling = _narrow(low) - np.int16(1), _narrow(high)
         self.queries = kernel.Side(floor, ceiling, low, high, block.number.numpy())
-        self.vectors = [x.unit(rows, torch.float32).numpy() for x in (block, other)]
+        self.vectors, self.items = (x.unit(rows, torch.float32).numpy() for x in (block, other))
         # Items above each threshold, (C, P) or (P, C): a tile is far smaller than this type's largest number.
         self.above = np.zeros(low.shape, dtype=np.uint16)
         self.room = len(block) * len(other) // CROWDED
@@ -117,7 +117,7 @@ class _Side:
         above = np.ascontiguousarray(self.above if self.along == 1 else self.above.T, dtype=np.int64)
         tied, threshold = np.zeros_like(above), self.block.threshold.numpy()
         near, margin = self.rest[: self.seen[0]], screen.dot_margin(self.rows.dim)
-        left = kernel.settle(*self.vectors, threshold, margin, above, near)
+        left = kernel.settle(self.vectors, self.items, threshold, margin, above, near)
         query, item, p = near[:left].T.astype(np.int64)
         if len(query):
             exact = self.rows.similarity(self.block.index[query], self.other.index[item]).numpy()
