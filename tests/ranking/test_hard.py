@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_info
 
 from forerank.errors import InputError
 from forerank.metrics import evaluate
-from forerank.ranking import hard_blocks, hard_compiled, hard_count, hard_screen
+from forerank.ranking import hard_blocks, hard_compiled, hard_count, hard_kernel, hard_screen
 from forerank.ranking.hard import hard_ranks
 from forerank.ranking.hard_rows import unit_rows
 from forerank.ranking.hard_same import TIE
@@ -125,6 +125,52 @@ def test_every_precision_gives_the_same_counts(noise, monkeypatch):
             first = part
         assert np.array_equal(part.above, first.above)
         assert np.array_equal(part.tied, first.tied)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 48])
+def test_narrow_numbers_count_exactly(dim, monkeypatch):
+    """From 1 to 256 positives per query, at similarity 1 and -1 too, with ties across labels."""
+    monkeypatch.setattr(hard_count, "LARGE", 0)
+    # A whole segment and a part of one; rows that are no multiple of four.
+    monkeypatch.setattr(hard_blocks, "BLOCK", 602)
+    # No tile may go to float64, though a block of one label is its own ties.
+    monkeypatch.setattr(hard_compiled, "CROWDED", 1)
+    monkeypatch.setattr(hard_compiled.CompiledCounter, "_exact", None)
+    generator = np.random.default_rng(dim)
+    sizes = [257, 130, 65, 33, *[17] * 4, *[9] * 8, *[5] * 20, *[3] * 40, *[2] * 80]
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    vectors = generator.normal(size=(len(labels), dim))
+    some = generator.permutation(len(labels))
+    vectors[some[:60]] = vectors[some[60:120]] * 2  # the same direction, usually under another label
+    vectors[some[120:180]] = -vectors[some[180:240]]
+    last = np.flatnonzero(labels == labels[-1])
+    vectors[last[1]] = -vectors[last[0]]  # a threshold of -1: everyone reaches it
+    vectors[last - 2] = vectors[last[0] - 2]  # and one of 1
+    shuffled = generator.permutation(len(labels))
+    vectors, labels = vectors[shuffled], labels[shuffled]
+    everyone = np.arange(len(labels))
+    found = counted(vectors, labels, everyone, everyone, None, precision="float32")
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    similarity = unit @ unit.T
+    for q in everyone:
+        same = labels == labels[q]
+        positive = np.sort(similarity[q, same & (everyone != q)])[::-1]
+        negative = similarity[q, ~same]
+        above = (negative > positive[:, None] + TIE).sum(axis=1)
+        reached = (negative >= positive[:, None] - TIE).sum(axis=1)
+        assert found[q] == (above.tolist(), (reached - above).tolist())
+
+
+def test_narrow_numbers_keep_their_order():
+    """Numbers outside of what 16 bits hold become the last step, on both sides."""
+    values = np.sort(np.random.default_rng(0).normal(size=(1, 4000)).astype(np.float32))
+    values[0, 0], values[0, -1] = -2, np.inf
+    narrow = np.empty(values.shape, np.int16)
+    hard_kernel.narrow(values, narrow)
+    assert (np.diff(narrow) >= 0).all()
+    assert (narrow.min(), narrow.max()) == (-32767, 32767)
+    inside = np.abs(values) <= 1
+    assert np.abs(narrow / hard_kernel.SCALE - values)[inside].max() < 1.01 / hard_kernel.SCALE
 
 
 @pytest.mark.parametrize("large", [0, 1 << 24])

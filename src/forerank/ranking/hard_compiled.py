@@ -71,9 +71,14 @@ class CompiledCounter(Counter):
         whole = self.buffers.tile.view(dtype)[: height * width].view(height, width)
         whole[len(tile) :] = -2  # no items: below every threshold
         values = _array(whole)
-        for start in range(0, len(tile), SLAB):
+        slab = np.empty((SLAB, width), dtype=np.int16)
+        for start in range(0, height, SLAB):
+            part = values[start : start + SLAB]
+            if dtype == torch.float32:
+                kernel.narrow(part, slab)
+                part = slab[: len(part)]
             for way in ways:
-                way.count(values, start, min(start + SLAB, len(tile)))
+                way.count(part, values, start, min(start + SLAB, len(tile)))
         return [pair for pair, way in zip(sides, ways, strict=True) if not way.add_counts()]
 
     def _exact(self, tile: NDArray[Any], side: Queries, bounds: ThresholdBounds) -> None:
@@ -90,35 +95,33 @@ class _Side:
     ) -> None:
         self.rows, self.block, self.other, self.along = rows, block, other, along
         low, high = (_array(x if along == 1 else x.T) for x in block.threshold_bounds(other, rows.dim, dtype))
-        threshold, vectors = block.threshold.numpy(), block.unit(rows, torch.float32).numpy()
-        number = block.number.numpy()
-        self.queries = kernel.Side(low, high, number, threshold, vectors)
-        self.items = other.unit(rows, torch.float32).numpy()
-        self.margin = screen.dot_margin(rows.dim)
-        self.above = np.zeros(low.shape, dtype=np.uint32)  # items above each threshold, (C, P) or (P, C)
+        floor, ceiling = _narrow(low) - np.int16(1), _narrow(high)
+        self.queries = kernel.Side(floor, ceiling, low, high, block.number.numpy())
+        self.vectors, self.items = (x.unit(rows, torch.float32).numpy() for x in (block, other))
+        # Items above each threshold, (C, P) or (P, C): a tile is far smaller than this type's largest number.
+        self.above = np.zeros(low.shape, dtype=np.uint16)
         self.room = len(block) * len(other) // CROWDED
-        step = kernel.TOGETHER * kernel.SEGMENT * threshold.shape[1]
-        # Open pairs (n, 3): query, item, threshold. And how many are open, how many were too near to tell.
-        self.rest, self.seen = np.empty((self.room + step, 3), dtype=np.int32), np.zeros(2, dtype=np.int64)
+        step = kernel.TOGETHER * kernel.SEGMENT * block.threshold.shape[1]
+        # Pairs (n, 3) too near to tell: query, item, threshold. And how many there are.
+        self.rest, self.seen = np.empty((self.room + step + 1, 3), np.int32), np.zeros(1, dtype=np.int64)
 
-    def count(self, values: NDArray[Any], start: int, stop: int) -> None:
-        """Count some rows of the tile."""
+    def count(self, slab: NDArray[np.int16], values: NDArray[Any], start: int, stop: int) -> None:
+        """Count some rows of the tile, which `slab` holds as narrow numbers."""
         work = kernel.count_rows if self.along == 1 else kernel.count_columns
-        work(
-            values, start, stop, self.queries, self.items, self.margin,
-            self.above, self.rest, self.seen, self.room,
-        )  # fmt: skip
+        work(slab, values, start, stop, self.queries, self.above, self.rest, self.seen, self.room)
 
     def add_counts(self) -> bool:
         """Decide what was left open and give the counts to the block; False if too much was near."""
-        if self.seen[1] > self.room:
+        if self.seen[0] > self.room:
             return False
         above = np.ascontiguousarray(self.above if self.along == 1 else self.above.T, dtype=np.int64)
-        tied = np.zeros_like(above)
-        query, item, p = self.rest[: self.seen[0]].T.astype(np.int64)
+        tied, threshold = np.zeros_like(above), self.block.threshold.numpy()
+        near, margin = self.rest[: self.seen[0]], screen.dot_margin(self.rows.dim)
+        left = kernel.settle(self.vectors, self.items, threshold, margin, above, near)
+        query, item, p = near[:left].T.astype(np.int64)
         if len(query):
             exact = self.rows.similarity(self.block.index[query], self.other.index[item]).numpy()
-            both = compared(exact, self.queries.threshold[query, p])
+            both = compared(exact, threshold[query, p])
             for count, chosen in zip((above, tied), both, strict=True):
                 np.add.at(count, (query[chosen], p[chosen]), 1)
         self.block.add(torch.from_numpy(above), torch.from_numpy(tied))
@@ -142,3 +145,11 @@ def _array(tensor: Tensor) -> NDArray[Any]:
     # numpy has no bfloat16; from zero up its bit patterns order as the numbers do.
     whole = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
     return np.ascontiguousarray(whole.numpy())
+
+
+def _narrow(limits: NDArray[Any]) -> NDArray[np.int16]:
+    if limits.dtype == np.int16:
+        return limits
+    steps = np.empty(limits.shape, dtype=np.int16)
+    kernel.narrow(limits, steps)
+    return steps
