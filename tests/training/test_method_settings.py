@@ -1,0 +1,102 @@
+"""Methods: which settings they bring, which they refuse, and what a short run of them does."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from forerank.cli import run as command
+from forerank.data import Table
+from forerank.training import load_recipe, train
+from forerank.training.methods import METHODS
+from forerank.training.methods.divide_and_conquer import DivideAndConquer
+from forerank.training.methods.method import Objective
+from forerank.training.prepare import complete_recipe
+from forerank.training.recipe import override
+
+from .conftest import QUICK
+
+
+def table(classes: int, each: int) -> Table:
+    names = [f"{c}/{i}" for c in range(classes) for i in range(each)]
+    return Table(names, [name.split("/")[0] for name in names], ["train"] * len(names), root=Path())
+
+
+def test_renewals_come_every_so_many_epochs_from_the_first_step_on() -> None:
+    objective = Objective()
+    assert objective.renewals(10, 100) == []
+    objective.renew_epochs = 3
+    assert objective.renewals(10, 100) == [0, 30, 60, 90]
+    assert objective.renewals(10, 25) == [0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (
+            400,
+            [*range(0, 380, 20), 380],
+        ),  # the paper: 200 epochs, the whole vector from 190
+        (30, [0, 20, 29]),  # a short run ends with the whole vector too
+        (5, [0]),  # too short for a twentieth
+    ],
+)
+def test_divide_and_conquer_ends_with_the_whole_vector_in_a_run_of_any_length(
+    steps: int, expected: list[int]
+) -> None:
+    objective = DivideAndConquer(torch.zeros(4, dtype=torch.int64), 2, 10, whole_from=0.95, margin=0.2)
+    assert objective.renewals(2, steps) == expected
+    from_the_start = DivideAndConquer(torch.zeros(4, dtype=torch.int64), 2, 10, whole_from=0.0, margin=0.2)
+    assert from_the_start.renewals(2, steps) == [0]
+
+
+def test_a_short_run_of_divide_and_conquer_is_divided_first_and_whole_at_its_end(
+    images: Path, tmp_path: Path
+) -> None:
+    values = [*QUICK, "method=divide-and-conquer", "method.clusters=4", "method.renew_epochs=50",
+              "report=false", "steps=8", "every=4", "method.whole_from=0.7"]  # fmt: skip
+    for stop, whole in ((4, False), (8, True)):
+        run = tmp_path / str(stop)
+        train(load_recipe(images, [*values, f"schedule.stop={stop}"]), run)
+        state = load_file(run / "last" / "state.safetensors")
+        assert bool(state["objective.whole"]) is whole
+        assert set(np.unique(state["objective.cluster"])) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("key", [key for key, method in METHODS.items() if not method.published])
+def test_settings_that_are_not_known_are_refused(
+    images: Path, tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    values = [*QUICK, f"method={key}", "method.settings=published"]
+    assert command(["train", str(images), *values, "--run", str(run)]) == 2
+    assert f"the training settings of the paper of {key} are not known here" in capsys.readouterr().err
+    assert not run.exists()
+
+
+@pytest.mark.parametrize("key", [key for key, method in METHODS.items() if method.published])
+def test_published_settings_make_a_complete_recipe(key: str) -> None:
+    recipe = load_recipe("sop", [f"method={key}", "method.settings=published"])
+    complete = complete_recipe(recipe, table(1100, 4), 1, "cpu")
+    assert complete.method.options.keys() == METHODS[key].options.keys()
+    assert complete.method.name == key
+
+
+def test_roadmap_as_its_authors_published_it() -> None:
+    recipe = load_recipe("sop", ["variant=roadmap"])
+    o, s = recipe.optimiser, recipe.schedule
+    assert (o.lr, o.head_lr, o.weight_decay) == (1e-5, 2e-5, 1e-4)
+    assert (s.kind, s.milestones, s.gamma, s.epochs) == ("steps", (30, 70), 0.3, 100)
+    assert (recipe.batch.batch_size, recipe.model.image_size, recipe.data.crop) == (128, 256, "official")
+    assert recipe.loss.name == "ROADMAP"
+
+
+@pytest.mark.parametrize("mode", ["head", "full"])
+@pytest.mark.parametrize("key", METHODS)
+def test_every_method_fits_the_recipe_for_birds(key: str, mode: str) -> None:
+    """CUB's recipe blends weights, which batch norm that is trained does not allow."""
+    recipe = override(load_recipe("cub"), [f"mode={mode}", f"method={key}"])
+    complete = complete_recipe(recipe, table(90, 58), 1, "cpu")
+    assert complete.optimiser.blend == (None if key == "proxynca++" else 0.5)
