@@ -7,7 +7,7 @@ from forerank.errors import InputError
 from forerank.machine import choose_device
 from forerank.metrics import Evaluation, RerankChoice, choose_reranking
 from forerank.models import load_model
-from forerank.training.assemble import encode, open_inputs
+from forerank.training.assemble import build_model, encode, open_inputs
 from forerank.training.checkpoint import BEST
 from forerank.training.measure import Embedded, embed, measure
 from forerank.training.prepare import open_parts
@@ -16,14 +16,18 @@ from forerank.training.recipe import Recipe, load_recipe
 from forerank.training.record import RECIPE, is_run, recipe_source
 
 
-def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
-    """Embeddings of a part of a run's data by its best model, sharded over the processes."""
+def embed_run(run: Path, split: str = "test", *, start: bool = False) -> tuple[Embedded, Recipe]:
+    """Embeddings of a part of a run's data by its best model, sharded over the processes.
+
+    `start`: by what training began with instead, the network as it came without a head.
+    """
     run = Path(run)
     if not is_run(run):
         raise InputError(f"{run} is not a run folder: it has no {RECIPE}")
     recipe = load_recipe(recipe_source(run), ["device=auto", "train_size=null"])
     with joined(choose_device(recipe.device)) as processes:
-        model = load_model(run / BEST).to(processes.device).eval()
+        model = build_model(recipe, plain=True) if start else load_model(run / BEST)
+        model = model.to(processes.device).eval()
         table = open_parts(recipe)[split]
         if not len(table):
             raise InputError(f"{run} has no {split} part: its recipe holds nothing out for it")
