@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from forerank.cli import run as command
+from forerank.files import read_json_with_checksum
 from forerank.paper import all_methods
+from forerank.paper.runs import train_missing
 from forerank.paper.study import RESULT, Condition, Study
 from forerank.training.methods import METHODS as REGISTRY
 
@@ -39,6 +41,31 @@ def test_a_row_says_where_it_began_what_it_reached_and_how_many_seeds_improved(
     assert row[2:5] == [50.0, "64.0 ± 12.2", pytest.approx(14.0)]
     assert row[5:8] == [30.0, "36.7 ± 5.8", pytest.approx(20 / 3)]
     assert row[8] == "2 of 3"
+
+
+@pytest.mark.parametrize("mode", ["full", "head"])
+def test_where_a_run_began_is_what_training_itself_measures_before_its_first_step(
+    few_glyphs: tuple[str, ...], tmp_path: Path, mode: str
+) -> None:
+    values = (*few_glyphs, "evaluation.report=true", f"mode={mode}", "model.head_start=random")
+    study = Study("glyphs", 1, 1, tmp_path, tmp_path / "training", values=values)
+    run = study.run(Condition("ProxyNCA++"), 0)  # another pooling than that of the recipe
+    assert train_missing([run]) == []
+    before = read_json_with_checksum(run.folder / "results.json")["test"]["untrained"]
+    result = run.result()
+    assert result is not None
+    assert result["start"] == {name: pytest.approx(before[name]) for name in ("recall@1", "map@r")}
+
+
+def test_a_run_that_chooses_keeps_nothing_of_the_test_classes(
+    few_glyphs: tuple[str, ...], tmp_path: Path
+) -> None:
+    study = Study("glyphs", 1, 1, tmp_path, tmp_path / "training", values=few_glyphs)
+    run = study.run(Condition("Dq"), 1000, chooses=True)
+    assert train_missing([run]) == []
+    result = run.result()
+    assert result is not None
+    assert set(result) == {"validation", "seconds", "steps", "broke", "learned"}
 
 
 def test_the_page_holds_the_table_and_the_command_that_wrote_it(

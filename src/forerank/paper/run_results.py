@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from forerank.files import read_json_with_checksum, write_atomically
 from forerank.paper.study import RESULT, Run
+from forerank.training.recipe import Recipe, recipe_from_dict, recipe_text
 
 if TYPE_CHECKING:
     from forerank.metrics import Evaluation
@@ -44,8 +48,7 @@ def _on_test_classes(run: Run, measured: Mapping[str, float]) -> dict[str, Any]:
     """What `write_result` keeps of the test classes, beyond what the run itself measured."""
     from forerank.training import embed_run
 
-    test, _ = embed_run(run.folder)
-    before, _ = embed_run(run.folder, start=True)
+    test, recipe = embed_run(run.folder)
     metrics = dict(measured)
     if run.recipe.data.source == "vehicle_id":
         metrics |= vehicle_tests(run)
@@ -54,12 +57,27 @@ def _on_test_classes(run: Run, measured: Mapping[str, float]) -> dict[str, Any]:
     correlation = push_correlation(run, test.vectors, test.table.label_ids)
     if correlation is not None:
         metrics["correlation"] = correlation
-    start = _evaluate(before, metrics=["recall@1", "map@r"])
-    return {
-        "metrics": metrics,
-        "start": {name: float(start[name]) for name in ("recall@1", "map@r")},
-        "classes": first_answers(test),
-    }
+    alike = Recipe(
+        seed=recipe.seed,
+        mode=recipe.mode,
+        precision=recipe.precision,
+        data=recipe.data,
+        model=replace(recipe.model, embedding_dim=None, layer_norm=False, slices=1),
+    )
+    return {"metrics": metrics, "start": start_metrics(recipe_text(alike)), "classes": first_answers(test)}
+
+
+@cache
+def start_metrics(recipe: str) -> dict[str, float]:
+    """Recall@1 and mAP@R on the test classes of the network as it came, before a method touches it.
+
+    Args:
+        recipe: as text, with only what this depends on, so that it is measured once for many methods.
+    """
+    from forerank.training.run_evaluation import embed_start
+
+    measured = _evaluate(embed_start(recipe_from_dict(yaml.safe_load(recipe), "the run's recipe")))
+    return {name: float(measured[name]) for name in ("recall@1", "map@r")}
 
 
 def _evaluate(test: "Embedded", **options: Any) -> "Evaluation":
