@@ -12,6 +12,7 @@ from forerank.data import Table
 from forerank.training import load_recipe, train
 from forerank.training.methods import METHODS
 from forerank.training.methods.divide_and_conquer import DivideAndConquer
+from forerank.training.methods.histogram import HistogramOverlap
 from forerank.training.methods.method import Objective
 from forerank.training.prepare import complete_recipe
 from forerank.training.recipe import override
@@ -63,6 +64,30 @@ def test_a_short_run_of_divide_and_conquer_is_divided_first_and_whole_at_its_end
         state = load_file(run / "last" / "state.safetensors")
         assert bool(state["objective.whole"]) is whole
         assert set(np.unique(state["objective.cluster"])) == {0, 1, 2, 3}
+
+
+def test_the_overlap_of_histograms_is_that_of_pytorch_metric_learning_and_of_the_paper() -> None:
+    """The peer's loss and gradient; with many bins, the share of pairs of pairs in the wrong order."""
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    generator = torch.Generator().manual_seed(0)
+    raw = torch.randn(24, 6, generator=generator).requires_grad_()
+    vectors = torch.nn.functional.normalize(raw)  # the peer normalises too, which is part of its gradient
+    labels = torch.arange(6).repeat_interleave(4)
+    ours = HistogramOverlap(100).loss(vectors, labels, labels)
+    theirs = losses.HistogramLoss(n_bins=100)(vectors, labels)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-4)
+    gradients = [torch.autograd.grad(value, raw, retain_graph=True)[0] for value in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
+    similarity = (vectors @ vectors.T).detach()
+    same = labels[:, None] == labels
+    apart = ~torch.eye(24, dtype=torch.bool)
+    wrong = (similarity[~same][:, None] > similarity[same & apart][None, :]).float().mean()
+    assert HistogramOverlap(20_000).loss(vectors, labels, labels).item() == pytest.approx(
+        float(wrong), abs=2e-3
+    )
+    alone = HistogramOverlap(10).loss(vectors, torch.zeros(24, dtype=torch.int64), labels)
+    assert alone.item() == 0  # no negatives
+    assert torch.isfinite(torch.autograd.grad(alone, raw)[0]).all()
 
 
 @pytest.mark.parametrize("key", [key for key, method in METHODS.items() if not method.published])

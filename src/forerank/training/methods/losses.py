@@ -14,14 +14,6 @@ def fit_super_categories(recipe: Recipe, train: Table) -> Recipe:
     return replace(recipe, batch=replace(recipe.batch, super_categories=2))
 
 
-HISTOGRAM = Method(
-    title="Histogram",
-    about="the overlap of the histograms of positive and negative similarities",
-    paper="Ustinova and Lempitsky, Learning Deep Embeddings with Histogram Loss, NeurIPS 2016",
-    values=("loss=pml:HistogramLoss", "loss.n_bins=100"),
-    deviations=("100 bins, which was not checked against the paper or its code",),
-)
-
 FAST_AP = Method(
     title="FastAP",
     about="average precision by binned distances; batches from two super categories, where there are any",
