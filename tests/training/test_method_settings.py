@@ -101,6 +101,24 @@ def test_settings_that_are_not_known_are_refused(
     assert not run.exists()
 
 
+@pytest.mark.parametrize(("values", "sentence"), [
+    (["method=histogram", "method.bins=0"], "histogram needs at least 1 bin"),
+    (["method=divide-and-conquer", "method.clusters=1"], "needs at least 2 clusters, not 1"),
+    (["method=mic", "method.clusters=1"], "mic with 1 clusters needs at least 2 clusters"),
+    (["method=dcml-mdw", "method.parts=1"], "dcml-mdw needs at least 2 parts and 1 compositor"),
+    (["method=dcml-mdw", "embedding_dim=null"], "dcml-mdw cuts the embedding into 4 parts"),
+    (["method=softtriple", "method.scale=-1"], "method.scale must be 0 or more, not -1"),
+    (["method=triplet", "batch_size=400"], "a batch of 100 classes needs as many"),
+], ids=lambda v: ",".join(v) if isinstance(v, list) else "")  # fmt: skip
+def test_options_and_data_that_cannot_work_are_refused_in_one_sentence(
+    images: Path, tmp_path: Path, values: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["train", str(images), *QUICK, *values, "--run", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err.strip()
+    assert sentence in said
+    assert "\n" not in said
+
+
 @pytest.mark.parametrize("key", [key for key, method in METHODS.items() if method.published])
 def test_published_settings_make_a_complete_recipe(key: str) -> None:
     recipe = load_recipe("sop", [f"method={key}", "method.settings=published"])
