@@ -373,7 +373,8 @@ def open_inputs(
     preprocessing = model.preprocessing
     smaller = recipe.data.train_size if recipe.mode == "full" else None
     views = {"train": preprocessing.at_size(smaller)} if smaller else {}
-    small = preprocessing.resize <= SMALL_IMAGES
+    # For a head every image is read once, or never if its features are known: nothing to keep decoded.
+    small = preprocessing.resize <= SMALL_IMAGES and recipe.mode == "full"
     images = {
         name: image_part(table, views.get(name, preprocessing), recipe, name, cache=small)
         for name, table in tables.items()
