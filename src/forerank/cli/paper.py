@@ -93,6 +93,9 @@ class RunOptions(StudyOptions):
             negative=(),
         ),
     ] = None
+    to: Annotated[
+        Path | None, Parameter(help="Also write tables and chosen values to this file, as one Markdown page.")
+    ] = None
 
 
 @app.command(name="list")
@@ -227,7 +230,7 @@ def _open_study(names: list[str], options: StudyOptions) -> "Study":
 
 
 def _run(names: list[str], options: RunOptions, json: bool) -> None:
-    from forerank.paper import pipeline
+    from forerank.paper import document, pipeline
     from forerank.paper.render import time_taken
 
     study = _open_study(names, options)
@@ -264,6 +267,14 @@ def _run(names: list[str], options: RunOptions, json: bool) -> None:
     def keep(product: "Product", study: "Study") -> None:
         products.append(product.to_dict() | {"time": time_taken(product.name, study)})
 
+    written: list[Product] = []
+
+    def add(product: "Product", study: "Study") -> None:
+        (keep if json else show)(product, study)
+        if options.to is not None:
+            written.append(product)
+            document.write_document(options.to, written, study)
+
     try:
         pipeline.run_experiments(
             names,
@@ -272,7 +283,7 @@ def _run(names: list[str], options: RunOptions, json: bool) -> None:
             jobs=options.jobs,
             threads=options.threads,
             processes=options.processes,
-            show=keep if json else show,
+            show=add,
         )
     finally:
         if products:  # also what was written before something failed

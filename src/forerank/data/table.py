@@ -95,10 +95,10 @@ class Table:
     def __len__(self) -> int:
         return len(self.path)
 
-    @property
+    @cached_property
     def files(self) -> list[Path]:
         """Where each image lies."""
-        return [self.root / p for p in self.path]
+        return [self.root / p for p in self.path.tolist()]
 
     @cached_property
     def classes(self) -> Strings:

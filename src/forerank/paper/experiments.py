@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from forerank.paper import sweeps, tables
+from forerank.paper import all_methods, sweeps, tables
 from forerank.paper.published import published_table
 from forerank.paper.study import REDUNDANT, Condition, Run, Study
 
@@ -83,6 +83,14 @@ _ALL = (
         lambda study: [
             sweeps.naive_condition(a, naive=n) for a in sweeps.NAIVE_ALPHAS for n in (True, False)
         ],
+    ),
+    Experiment(
+        all_methods.NAME,
+        "table",
+        "Every method of the registry: where it began, what it reached",
+        "ours",
+        "sop",
+        lambda study: all_methods.all_conditions(),
     ),
     Experiment(
         "all-weights",

@@ -46,6 +46,6 @@ METHODS: dict[str, PaperMethod] = {
     "Ib": PaperMethod(("loss=PNP-Ib", "loss.options.b=2"), "", "loss.options.b", (1.0, 2.0, 4.0)),
     "Ds": PaperMethod(("loss=PNP-Ds",)),
     "Dq": PaperMethod(("loss=PNP-Dq",)),
-    "Smooth-AP": PaperMethod(("loss=Smooth-AP",)),
+    "Smooth-AP": PaperMethod(("loss=Smooth-AP",), "; ".join(REGISTRY["smooth-ap"].deviations)),
     **{method.title: _from_registry(key) for key, method in REGISTRY.items() if key != "smooth-ap"},
 }

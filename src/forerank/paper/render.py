@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerank.files import write_atomically
 from forerank.paper import (
+    all_methods,
     ap_surface,
     centres,
     examples,
@@ -194,6 +195,7 @@ def _table(name: str, study: Study) -> Product:
         "redundancy": tables.build_redundancy_table,
         "alpha-crash": sweeps.build_crash_table,
         "all-weights": tables.build_all_weights_table,
+        all_methods.NAME: all_methods.build_all_methods_table,
     }
     if name in ours:
         table = ours[name](study)

@@ -1,15 +1,21 @@
 """What is kept of an ended run: its metrics, and what the claims need beyond them."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from forerank.files import read_json_with_checksum, write_atomically
 from forerank.paper.study import RESULT, Run
+from forerank.training.recipe import Recipe, recipe_from_dict, recipe_text
 
 if TYPE_CHECKING:
+    from forerank.metrics import Evaluation
     from forerank.metrics.charges import Derivative
     from forerank.training.measure import Embedded
 
@@ -20,15 +26,30 @@ BATCHES, CLASSES, IMAGES = 20, 16, 4
 def write_result(run: Run, seconds: float) -> None:
     """Measure an ended run and keep what tables and claims need, in one small file that says it has ended.
 
-    The file has "metrics" (name -> value), "validation" (the figure that chose the checkpoint), "classes"
-    (right first answers and queries of every test class), "seconds", "steps", "broke" (the loss was no longer
-    a number), "learned" (false if the model as it came is what was measured).
+    The file has "validation" (the figure that chose the checkpoint), "seconds", "steps", "broke" (the loss
+    was no longer a number), "learned" (false if the model as it came is what was measured). Of a run that
+    measures it also has "metrics" (name -> value), "start" (the same of the network as it came) and "classes"
+    (right first answers and queries of every test class).
     """
+    results = read_json_with_checksum(run.folder / "results.json")
+    values = {
+        "validation": results["validation"]["best"],
+        "seconds": round(seconds, 1),
+        "steps": results["steps"],
+        "broke": bool(results["broken"]),
+        "learned": results["best_step"] > 0,
+    }
+    if not run.chooses:
+        values |= _on_test_classes(run, results["test"]["trained"])
+    write_atomically(run.folder / RESULT, json.dumps(values))
+
+
+def _on_test_classes(run: Run, measured: Mapping[str, float]) -> dict[str, Any]:
+    """What `write_result` keeps of the test classes, beyond what the run itself measured."""
     from forerank.training import embed_run
 
-    results = read_json_with_checksum(run.folder / "results.json")
-    test, _ = embed_run(run.folder)
-    metrics = dict(results["test"]["trained"])
+    test, recipe = embed_run(run.folder)
+    metrics = dict(measured)
     if run.recipe.data.source == "vehicle_id":
         metrics |= vehicle_tests(run)
     if run.recipe.data.merge_classes:
@@ -36,24 +57,35 @@ def write_result(run: Run, seconds: float) -> None:
     correlation = push_correlation(run, test.vectors, test.table.label_ids)
     if correlation is not None:
         metrics["correlation"] = correlation
-    values = {
-        "metrics": metrics,
-        "validation": results["validation"]["best"],
-        "classes": first_answers(test),
-        "seconds": round(seconds, 1),
-        "steps": results["steps"],
-        "broke": bool(results["broken"]),
-        "learned": results["best_step"] > 0,
-    }
-    write_atomically(run.folder / RESULT, json.dumps(values))
+    alike = Recipe(
+        seed=recipe.seed,
+        mode=recipe.mode,
+        precision=recipe.precision,
+        data=recipe.data,
+        model=replace(recipe.model, embedding_dim=None, layer_norm=False, slices=1),
+    )
+    return {"metrics": metrics, "start": start_metrics(recipe_text(alike)), "classes": first_answers(test)}
 
 
-def first_answers(test: "Embedded") -> dict[str, list[int]]:
-    """For each test class in the order of its name: right first answers, and queries that have a positive."""
+@cache
+def start_metrics(recipe: str) -> dict[str, float]:
+    """Recall@1 and mAP@R on the test classes of the network as it came, before a method touches it.
+
+    Args:
+        recipe: as text, with only what this depends on, so that it is measured once for many methods.
+    """
+    from forerank.training.run_evaluation import embed_start
+
+    measured = _evaluate(embed_start(recipe_from_dict(yaml.safe_load(recipe), "the run's recipe")))
+    return {name: float(measured[name]) for name in ("recall@1", "map@r")}
+
+
+def _evaluate(test: "Embedded", **options: Any) -> "Evaluation":
+    """Rankings of the test part by its own protocol."""
     from forerank.metrics import evaluate
 
     table = test.table
-    ranks = evaluate(
+    return evaluate(
         test.vectors,
         table.label_ids,
         queries=np.flatnonzero(table.is_query),
@@ -63,8 +95,14 @@ def first_answers(test: "Embedded") -> dict[str, list[int]]:
         distances=False,
         ignore=table.sequence,
         bootstrap=0,
-        per_query=True,
-    ).per_query
+        **options,
+    )
+
+
+def first_answers(test: "Embedded") -> dict[str, list[int]]:
+    """For each test class in the order of its name: right first answers, and queries that have a positive."""
+    table = test.table
+    ranks = _evaluate(test, per_query=True).per_query
     assert ranks is not None  # because it was asked for
     label, number = table.label_ids[ranks.query], int(table.label_ids.max()) + 1
     right = np.bincount(label[ranks.first_rank == 1], minlength=number)

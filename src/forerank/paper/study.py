@@ -115,11 +115,15 @@ REDUNDANT = Condition("Dq", options=(("alpha", 1.0),))  # AP without the positiv
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: a complete recipe and where it goes."""
+    """One training run: a complete recipe and where it goes.
+
+    `chooses`: it chooses values on the validation classes, and its test numbers are never read.
+    """
 
     title: str
     recipe: Recipe
     folder: Path
+    chooses: bool = False
 
     @property
     def key(self) -> str:
@@ -178,12 +182,14 @@ class Study:
             values = tuple(value for value in values if value.startswith("loss."))
         return _recipe(self.on, self.roots.get(self.on), condition, seed, values, self.values)
 
-    def run(self, condition: Condition, seed: int, extra: tuple[str, ...] = ()) -> Run:
+    def run(
+        self, condition: Condition, seed: int, extra: tuple[str, ...] = (), *, chooses: bool = False
+    ) -> Run:
         """The run of a condition and a seed; its folder is named by the method, the seed and the recipe."""
         recipe = self.recipe(condition, seed, extra)
         words = "".join(c if c.isalnum() else "-" for c in condition.method.lower()).strip("-")
         folder = self.runs / f"{words}-seed{seed}-{fingerprint(recipe)}"
-        return Run(f"{condition}, seed {seed}", recipe, folder)
+        return Run(f"{condition}, seed {seed}", recipe, folder, chooses)
 
     def seeds_of(self, condition: Condition) -> range:
         """The seeds of a condition: more where a claim compares two losses."""
@@ -214,6 +220,11 @@ class Study:
     def measured(self, condition: Condition, metric: str) -> list[float]:
         """The metric of each seed's run; runs that have not ended are left out."""
         return list(self.by_seed(condition, metric).values())
+
+    def started(self, condition: Condition, metric: str) -> list[float]:
+        """The metric (%) of each seed's network as it came, before any training."""
+        results = self.results(condition).values()
+        return [100 * result["start"][metric] for result in results if "start" in result]
 
     def broken(self, condition: Condition) -> int:
         """How many seeds of a condition ended with a loss that was not a number."""

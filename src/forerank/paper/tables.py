@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,11 +121,11 @@ def build_table(name: str, study: Study) -> ResultTable:
         if any(cell.published is not None for cell in cells):
             mine.append(["published", *[_number(c.published, c.column) for c in cells]])
         if any(cell.measured for cell in cells):
-            mine.append(["measured", *[_spread(c.measured, c.column) for c in cells]])
+            mine.append(["measured", *[spread(c.measured, c.column) for c in cells]])
         if any(cell.difference is not None for cell in cells):
             mine.append(["difference", *[_number(c.difference, c.column, "+") for c in cells]])
         if any(cell.galleries for cell in cells):
-            mine.append([GALLERIES, *[_spread(c.galleries, c.column) for c in cells]])
+            mine.append([GALLERIES, *[spread(c.galleries, c.column) for c in cells]])
         # The name once, on the first of its lines.
         body += [[method if i == 0 else "", *line] for i, line in enumerate(mine)]
     return ResultTable(
@@ -141,7 +141,7 @@ def build_noise_table(study: Study) -> ResultTable:
     body: list[list[Cell]] = []
     for method in ROBUST:
         measured = [study.measured(Condition(method, noise=rate), "recall@1") for rate in NOISE_RATES]
-        row: list[Cell] = [method, *[_spread(tuple(values), "R@1") for values in measured]]
+        row: list[Cell] = [method, *[spread(values) for values in measured]]
         clean, worst = measured[0], measured[-1]
         row.append(_number(float(np.mean(worst) - np.mean(clean)), "R@1", "+") if clean and worst else None)
         body.append(row)
@@ -161,7 +161,7 @@ def build_all_weights_table(study: Study) -> ResultTable:
         row: list[Cell] = [method]
         for condition in (Condition(method, all_weights=True), Condition(method)):
             for metric, column in (("recall@1", "R@1"), ("map@r", "mAP@R")):
-                row.append(_spread(tuple(study.measured(condition, metric)), column))
+                row.append(spread(study.measured(condition, metric), column))
         body.append(row)
     header = ["method", "R@1, all weights", "mAP@R, all weights", "R@1, head", "mAP@R, head"]
     title = f"All weights trained, and a head alone. Measured on {study.on}"
@@ -184,7 +184,7 @@ def build_redundancy_table(study: Study) -> ResultTable:
         "Dq": Condition("Dq"),
     }
     body: list[list[Cell]] = [
-        [name, *[_spread(tuple(study.measured(c, metric)), column) for column, metric in columns.items()]]
+        [name, *[spread(study.measured(c, metric), column) for column, metric in columns.items()]]
         for name, c in named.items()
     ]
     title = f"Are the positives before a positive redundant? Measured on {study.on}; not in the paper"
@@ -286,12 +286,17 @@ def _number(value: float | None, column: str, sign: str = "") -> str | None:
     return f"{value:{sign}.{_digits(column)}f}".replace("-", "−")
 
 
-def _spread(values: tuple[float, ...], column: str) -> str | None:
+def spread(values: Sequence[float], column: str = "R@1") -> str | None:
+    """The mean of the seeds and their standard deviation, with the digits of a column of the paper.
+
+    >>> spread([70.0, 72.0]), spread([]), spread([0.5], "dists@intra")
+    ('71.0 ± 1.4', None, '0.500')
+    """
     if not values:
         return None
     digits = _digits(column)
-    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{spread}"
+    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{deviation}"
 
 
 def _digits(column: str) -> int:

@@ -88,7 +88,7 @@ def choose_values(
         candidate_list = list(candidates)
         while True:
             by_value = {
-                value: plain.run(Condition(method), SEED, (*shorter, *values_of(value)))
+                value: plain.run(Condition(method), SEED, (*shorter, *values_of(value)), chooses=True)
                 for value in candidate_list
             }
             scores = {value: _score(run, failed) for value, run in by_value.items()}

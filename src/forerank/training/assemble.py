@@ -63,15 +63,14 @@ class Assembly:
 
     def open_batches(self, step: int, steps: int) -> Batches:
         """The batches from a step on, up to the next renewal of the objective or the end of the run."""
-        epochs = self.objective.renew_epochs
-        period = steps if epochs is None else max(1, epochs) * self.plan.steps_per_epoch
-        if epochs is not None and step % period == 0:
+        renewals = self.objective.renewals(self.plan.steps_per_epoch, steps)
+        if step in renewals:
             self.renew_objective(step, steps)
         groups = self.objective.groups()
         plan = (
             self.plan if groups is None else BatchPlan(self.recipe, self.train.table, self.processes, groups)
         )
-        until = min(steps, (step // period + 1) * period)
+        until = next((renewal for renewal in renewals if renewal > step), steps)
         return Batches(self.recipe, plan, self.train.data, range(step, until), self.processes.device)
 
     def renew_objective(self, step: int, steps: int) -> None:
@@ -374,7 +373,8 @@ def open_inputs(
     preprocessing = model.preprocessing
     smaller = recipe.data.train_size if recipe.mode == "full" else None
     views = {"train": preprocessing.at_size(smaller)} if smaller else {}
-    small = preprocessing.resize <= SMALL_IMAGES
+    # For a head every image is read once, or never if its features are known: nothing to keep decoded.
+    small = preprocessing.resize <= SMALL_IMAGES and recipe.mode == "full"
     images = {
         name: image_part(table, views.get(name, preprocessing), recipe, name, cache=small)
         for name, table in tables.items()

@@ -162,6 +162,10 @@ def fit_method(recipe: Recipe, train: Table) -> Recipe:
             raise InputError("the recipe names no method: give method=NAME (see: forerank methods)")
         return recipe
     method = find_method(key)
+    if recipe.method.settings == "published" and not method.published:
+        raise InputError(
+            f"the training settings of the paper of {key} are not known here: leave out method.settings"
+        )
     if method.own_loss and (loss.name != OWN_LOSS or loss.memory or loss.options):
         raise InputError(
             f"the method {key} brings its own loss: leave out loss, loss.memory and loss options"

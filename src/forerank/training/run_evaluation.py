@@ -3,15 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+from forerank.data import Table
 from forerank.errors import InputError
 from forerank.machine import choose_device
 from forerank.metrics import Evaluation, RerankChoice, choose_reranking
-from forerank.models import load_model
-from forerank.training.assemble import encode, open_inputs
+from forerank.models import EmbeddingModel, load_model
+from forerank.training.assemble import build_model, encode, open_inputs
 from forerank.training.checkpoint import BEST
 from forerank.training.measure import Embedded, embed, measure
 from forerank.training.prepare import open_parts
-from forerank.training.processes import joined
+from forerank.training.processes import Processes, joined
 from forerank.training.recipe import Recipe, load_recipe
 from forerank.training.record import RECIPE, is_run, recipe_source
 
@@ -23,12 +24,24 @@ def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
         raise InputError(f"{run} is not a run folder: it has no {RECIPE}")
     recipe = load_recipe(recipe_source(run), ["device=auto", "train_size=null"])
     with joined(choose_device(recipe.device)) as processes:
-        model = load_model(run / BEST).to(processes.device).eval()
+        model = load_model(run / BEST)
         table = open_parts(recipe)[split]
         if not len(table):
             raise InputError(f"{run} has no {split} part: its recipe holds nothing out for it")
-        part = open_inputs(recipe, {split: table}, model, processes)[split]
-        return embed(lambda x: encode(model, x, recipe, processes.device), part, recipe, processes), recipe
+        return _embed(model, recipe, split, table, processes), recipe
+
+
+def embed_start(recipe: Recipe) -> Embedded:
+    """Embeddings of a recipe's test part by the network as it comes, without a head and before training."""
+    with joined(choose_device(recipe.device)) as processes:
+        model = build_model(recipe, plain=True)
+        return _embed(model, recipe, "test", open_parts(recipe)["test"], processes)
+
+
+def _embed(model: EmbeddingModel, recipe: Recipe, split: str, table: Table, processes: Processes) -> Embedded:
+    model = model.to(processes.device).eval()
+    part = open_inputs(recipe, {split: table}, model, processes)[split]
+    return embed(lambda x: encode(model, x, recipe, processes.device), part, recipe, processes)
 
 
 def evaluate_run(run: Path, split: str = "test", *, by_category: bool = False, **options: Any) -> Evaluation:

@@ -9,7 +9,14 @@ from forerank.errors import look_up
 from forerank.training.methods.cross_batch_contrastive import CONTRASTIVE_WITH_MEMORY
 from forerank.training.methods.dcml_mdw import DCML_MDW
 from forerank.training.methods.divide_and_conquer import DIVIDE_AND_CONQUER
-from forerank.training.methods.losses import BLACKBOX_AP, FAST_AP, HISTOGRAM, RECALL_AT_K, ROADMAP, SMOOTH_AP
+from forerank.training.methods.histogram import HISTOGRAM
+from forerank.training.methods.losses import (
+    BLACKBOX_AP,
+    FAST_AP,
+    RECALL_AT_K,
+    ROADMAP,
+    SMOOTH_AP,
+)
 from forerank.training.methods.margin import MARGIN
 from forerank.training.methods.method import (
     Ingredients,

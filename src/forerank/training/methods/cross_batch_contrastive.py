@@ -83,7 +83,9 @@ CONTRASTIVE_WITH_MEMORY = Method(
     deviations=(
         "the bank is a share of the training images: the published 55,000 are 0.92 of SOP's",
         "the bank is used after 1,000 steps or a tenth of the run, whichever is less",
-        "an image of the batch is left out of the bank while it is in the batch",
+        "an image of the batch is left out of the bank while it is in the batch; in the published code the "
+        "bank holds the batch itself already",
+        "the rate is constant; the published code lowers it when the validation stands still",
     ),
     build=build,
 )  # fmt: skip

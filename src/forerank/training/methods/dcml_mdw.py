@@ -93,6 +93,7 @@ DCML_MDW = Method(
     deviations=(
         "the test vector is the concatenation of the sub-embeddings, normalised as a whole: a "
         "reconstruction, because the published code does not run",
+        "boundaries are learned for each compositor and class",
     ),
     fit=fit,
     build=build,

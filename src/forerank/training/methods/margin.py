@@ -104,5 +104,10 @@ MARGIN = Method(
     about="pairs are pulled and pushed across a learned boundary; negatives are drawn evenly over distances",
     paper="Wu et al., Sampling Matters in Deep Embedding Learning, ICCV 2017",
     options={"margin": 0.2, "per_class": True},
+    deviations=(
+        "a boundary for each class; the paper also has one for all classes (method.per_class=false)",
+        "a negative of any distance can be drawn; the published code leaves out those farther than 1.4",
+        "boundaries are not regularised",
+    ),
     build=build,
 )

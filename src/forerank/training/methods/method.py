@@ -76,7 +76,7 @@ class Objective(nn.Module):
     """What a method minimises. The defaults are those of a loss of unit vectors and labels.
 
     Attributes:
-        renew_epochs: after so many epochs (and before the first step) `renew` is called; None: never.
+        renew_epochs: every so many epochs, from the first step on, `renew` is called; None: never.
         inner_optimiser: moves parameters that the loss itself trains; the run's optimiser leaves them alone.
     """
 
@@ -113,6 +113,12 @@ class Objective(nn.Module):
         inner = self.inner_optimiser.param_groups if self.inner_optimiser is not None else []
         elsewhere = {id(p) for p in [*self.head_parameters(), *(p for g in inner for p in g["params"])]}
         return [p for p in self.parameters() if id(p) not in elsewhere]
+
+    def renewals(self, steps_per_epoch: int, steps: int) -> list[int]:
+        """The steps of a run before which `renew` is called, in order."""
+        if self.renew_epochs is None:
+            return []
+        return list(range(0, steps, max(1, self.renew_epochs) * steps_per_epoch))
 
     def renew(self, training: TrainingSet) -> None:
         """Derive from all training images what the next steps need, and keep it in buffers."""

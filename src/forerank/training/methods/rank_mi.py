@@ -67,6 +67,7 @@ RANK_MI = Method(
         "a reconstruction: the published formulae were not available; the objective is the Jensen-Shannon "
         "form on distances, and the statistics network (two hidden layers of 64) is updated five times "
         "per step",
+        "negatives are drawn by their distance, as for Margin",
     ),
     build=build,
 )

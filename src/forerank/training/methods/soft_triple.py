@@ -59,6 +59,7 @@ SOFT_TRIPLE = Method(
     ),
     deviations=(
         "two centres per class, not checked against the paper; the published code, for Cars, has ten",
+        "the centres have no weight decay; in the published code they have that of the network",
         "batches hold several images of each class; the published code draws images at random",
     ),
     fit=fit,

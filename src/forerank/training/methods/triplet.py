@@ -34,5 +34,11 @@ TRIPLET = Method(
     about="a positive must be nearer than a negative by a margin; negatives are semi-hard",
     paper="Schroff et al., FaceNet: A Unified Embedding for Face Recognition and Clustering, CVPR 2015",
     options={"margin": 0.2},
+    deviations=(
+        "margin 0.2 on squared distances is FaceNet's; the paper that compares takes its numbers from other "
+        "papers, whose margins were not checked",
+        "each pair takes the nearest semi-hard negative of the batch, and the loss is the mean over triplets "
+        "that violate the margin",
+    ),
     build=build,
 )
