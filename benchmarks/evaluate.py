@@ -17,6 +17,9 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from unittest import mock
 
 import numpy as np
 import torch
@@ -115,6 +118,38 @@ def ours(vectors: np.ndarray, labels: np.ndarray, precision: str) -> tuple[float
     return CLOCK() - start, result
 
 
+def parts(vectors: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Seconds of processor time that the parts of counting take, summed over threads."""
+    from forerank.ranking import hard_compiled, hard_kernel, hard_screen
+
+    places = {
+        "products": (hard_screen, "product"),
+        "16 bits": (hard_kernel, "narrow"),
+        "comparisons": (hard_compiled._Side, "count"),
+        "dot products": (hard_kernel, "settle"),
+        "exact": (hard_compiled._Side, "add_counts"),
+    }
+    spent = dict.fromkeys(places, 0.0)
+
+    def timed(part: str, work: Callable[..., object]) -> Callable[..., object]:
+        def run(*arguments: object) -> object:
+            start = time.thread_time()
+            result = work(*arguments)
+            spent[part] += time.thread_time() - start
+            return result
+
+        return run
+
+    with ExitStack() as stack:
+        for part, (owner, name) in places.items():
+            stack.enter_context(mock.patch.object(owner, name, timed(part, getattr(owner, name))))
+        start = time.process_time()
+        ours(vectors, labels, "float32")
+        whole = time.process_time() - start
+    spent["exact"] -= spent["dot products"]  # which lie inside
+    return spent | {"all the rest": whole - sum(spent.values())}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -123,6 +158,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--sets", nargs="+", default=["easy", "hard"], choices=["easy", "hard"])
     parser.add_argument("--skip", nargs="*", default=[], choices=["faiss", "calculator", "whole"])
+    parser.add_argument("--parts", action="store_true", help="also what counting spends its time on")
     parser.add_argument("--processor-time", action="store_true", help="instead of time on the clock")
     arguments = parser.parse_args()
     if arguments.processor_time:
@@ -151,6 +187,9 @@ def main() -> None:
             quality = [f"{default[name]:.3f}" for name in ("recall@1", "map")]
             rows.append([f"{count:,} {kind}", *quality, *shown, *ratios, *peers.values()])
             print(f"{count:,} {kind} measured", file=sys.stderr, flush=True)
+            if arguments.parts:
+                shares = {part: f"{s / product:.3f}" for part, s in parts(vectors, labels).items()}
+                print(f"{count:,} {kind}, parts of the product:", shares)
     header = ["set", "recall@1", "map", "product s", "float32 s", "default s", "float32/product",
               "default/product", "default/float32", "faiss/default", "calculator/default",
               "calculator, whole/default"]  # fmt: skip
