@@ -101,7 +101,7 @@ def test_a_shard_that_is_cut_off_is_said_and_nothing_is_lost(
         members[4].offset_data + 10: "cut off after 2 whole images",
         members[5].offset_data + 512: "cut off after 3 whole images",  # between two members
         members[4].offset + 100: "cut off after 2 whole images",
-        100: "no tar archive",
+        100: "not a tar archive",
     }
     for cut, said in cuts.items():
         (shards / "shard-000001.tar").write_bytes(whole[:cut])
