@@ -128,6 +128,32 @@ def step_times(batch: int, rounds: int, folder: Path) -> list[list[object]]:
     return rows
 
 
+def fine_tuning_rows(rounds: int, batch: int = 16) -> list[list[object]]:
+    """Forward and backward of all weights on views of 192 pixels, as in the recipe cub."""
+    from forerank.models import create_model
+    from forerank.training.assemble import freeze_first_layers
+
+    rows: list[list[object]] = []
+    first = 0.0
+    for name, layout, frozen in (
+        ("layout of torch, all layers learn", torch.contiguous_format, 0.0),
+        ("channels last, all layers learn", torch.channels_last, 0.0),
+        ("channels last, first 31% of the layers frozen", torch.channels_last, 0.31),
+    ):
+        model = create_model("efficientnet-lite0", pooling="gem").train().to(memory_format=layout)
+        freeze_first_layers(model.backbone, frozen)
+        images = torch.randn(batch, 3, 192, 192).contiguous(memory_format=layout)
+
+        def step(model: nn.Module = model, images: Tensor = images) -> None:
+            model.zero_grad(set_to_none=True)
+            model(images)[:, 0].sum().backward()
+
+        used = min(seconds(step)[1] for _ in range(rounds + 1)) / batch
+        first = first or used
+        rows.append([name, f"{1000 * used:.1f}", f"{first / used:.2f}"])
+    return rows
+
+
 def peak_memory(batch: int, micro: int | None) -> None:
     """In a process of its own: two steps, then how much memory they took above what was there before."""
     values = [f"batch_size={batch}", "images_per_class=4"] + ([f"micro_batch={micro}"] if micro else [])
@@ -197,6 +223,9 @@ def main() -> None:
     heads = ["step", "batch", "ms", "over bare", "processor ms", "over bare", "of it waiting for data"]
     print("GlyphNet on glyphs, median of a step:\n")
     print(format_table(heads, rows))
+    print("\nEfficientNet-lite0, all weights, views of 192 pixels:\n")
+    rows = fine_tuning_rows(1 if quick else 7)
+    print(format_table(["forward and backward", "processor ms per image", "times as fast"], rows))
     cases: list[tuple[int, int | None]] = [(64, None), (1024, None), (1024, 64), (4096, 64)]
     print("\nPeak memory of a step above the data, in a process of its own:\n")
     rows = memory_rows([(64, None), (128, 64)] if quick else cases)
