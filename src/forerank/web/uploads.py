@@ -22,7 +22,8 @@ from starlette.requests import ClientDisconnect, Request
 T = TypeVar("T")
 MOST_FIELDS = 50  # of a form, and the longest of them in bytes
 LONGEST_FIELD = 4000
-LINGER_SECONDS = 3
+LINGER_SECONDS = 3  # so long, and so many bytes, is read on from a client that was refused
+LINGER_BYTES = 20_000_000
 DECODERS = 2  # so many full-size pictures are in memory at once, and no more
 
 
@@ -202,11 +203,14 @@ def _busy(unread: bool = False) -> RefusedUpload:
 
 
 async def read_rest(request: Request) -> None:
-    """Read what a client still sends, for a few seconds, and keep nothing of it."""
+    """Read what a client still sends, for a few seconds and up to a bound, and keep nothing of it."""
+    read = 0
     with contextlib.suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(LINGER_SECONDS):
-            async for _ in request.stream():
-                pass
+            async for chunk in request.stream():
+                read += len(chunk)
+                if read > LINGER_BYTES:
+                    return
 
 
 class Decoders:
