@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 from starlette.requests import Request
 
-from forerank.web.uploads import RefusedUpload, unless_gone
+from forerank.web.uploads import DECODERS, RefusedUpload, unless_gone
 
 SERVE = """
 import json, sys
@@ -193,7 +193,9 @@ def test_a_picture_that_is_slow_to_decode_is_ended_and_keeps_nobody_waiting(star
 
 def test_a_picture_that_takes_the_decoder_down_is_refused(start, picture):
     site, process = start()
-    assert httpx.post(f"{site}/api/search", content=picture(), timeout=60).status_code == 200
+    for _ in range(DECODERS):  # they take turns: now each has been started
+        assert httpx.post(f"{site}/api/search", content=picture(), timeout=60).status_code == 200
+    assert len(psutil.Process(process.pid).children()) == DECODERS
     for child in psutil.Process(process.pid).children():
         child.send_signal(signal.SIGSTOP)  # so that it dies in the middle of the next picture
     answers = []
