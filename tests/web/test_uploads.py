@@ -136,12 +136,13 @@ def test_a_picture_whose_sender_has_gone_is_not_looked_at():
         request = Request({"type": "http"}, receive)
         return await unless_gone(request, executor, lambda: looked_at.append(name))
 
-    with ThreadPoolExecutor(1) as executor:
-        executor.submit(busy.wait)
+    # In a thread of its own: where a browser was started before, this one already has an event loop.
+    with ThreadPoolExecutor(1) as executor, ThreadPoolExecutor(1) as loop:
+        executor.submit(busy.wait, 60)
         with pytest.raises(RefusedUpload, match="went away"):
-            asyncio.run(ask(left, executor, "left"))
+            loop.submit(asyncio.run, ask(left, executor, "left")).result()
         busy.set()
-        asyncio.run(ask(stays, executor, "stays"))
+        loop.submit(asyncio.run, ask(stays, executor, "stays")).result()
     assert looked_at == ["stays"]
 
 
