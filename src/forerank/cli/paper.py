@@ -55,6 +55,12 @@ class StudyOptions:
             name="--set", help="A recipe value for every run: key=value, may be repeated.", negative=()
         ),
     ] = None
+    kept: Annotated[
+        Path | None,
+        Parameter(
+            help="File with results of earlier runs, which are not trained again; new results are added."
+        ),
+    ] = None
 
 
 @Parameter(name="*")
@@ -224,13 +230,14 @@ def ranking(
 def _open_study(names: list[str], options: StudyOptions) -> "Study":
     from forerank.paper.pipeline import open_study
 
-    known = ("on", "data", "seeds", "other_seeds", "out", "values", "beside")
+    known = ("on", "data", "seeds", "other_seeds", "out", "values", "beside", "kept")
     given = {key: value for key, value in vars(options).items() if key in known and value is not None}
     return open_study(names, **given)
 
 
 def _run(names: list[str], options: RunOptions, json: bool) -> None:
     from forerank.paper import document, pipeline
+    from forerank.paper.kept_results import keep_results
     from forerank.paper.render import time_taken
 
     study = _open_study(names, options)
@@ -285,8 +292,10 @@ def _run(names: list[str], options: RunOptions, json: bool) -> None:
             processes=options.processes,
             show=add,
         )
-    finally:
-        if products:  # also what was written before something failed
+    finally:  # also what was measured before something failed
+        if options.kept is not None:
+            keep_results(study, options.kept)
+        if products:
             print_json(products)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from forerank.console import say
 from forerank.errors import ForerankError, InputError, check_name
 from forerank.machine import choose_device
-from forerank.paper import claims, page, runs, tuning
+from forerank.paper import claims, kept_results, page, runs, tuning
 from forerank.paper.experiments import EXPERIMENTS
 from forerank.paper.render import Product, render
 from forerank.paper.study import SETTINGS, Run, Study
@@ -25,6 +25,7 @@ def open_study(
     out: Path | None = None,
     values: Sequence[str] = (),
     beside: Sequence[str] = (),
+    kept: Path | None = None,
 ) -> Study:
     """The study that the options of the command line describe, with the values chosen in its folder.
 
@@ -36,6 +37,8 @@ def open_study(
         out: what is written goes here, by default runs/paper/DATA_SET.
         values: recipe assignments for every run.
         beside: further data sets for the figures that can show several, from the folders beside `out`.
+        kept: a file with results of earlier runs, put into the folder before anything else; none if it is not
+            there yet.
 
     >>> open_study(["variants-sop"], data=["sop=."]).on
     'sop'
@@ -65,6 +68,9 @@ def open_study(
     if any(part.exists() and not part.is_dir() for part in (folder, *folder.parents)):
         raise InputError(f"cannot write into {folder}: there is a file in its place")
     study = Study(on, seeds, other_seeds, folder, folder / "training", roots, tuple(values))
+    if kept is not None and kept.exists():
+        restored = kept_results.restore_results(study, kept)
+        say(f"{restored} results taken over from {kept}")
     others = []
     for name in beside:
         place = folder.parent / name
