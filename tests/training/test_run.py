@@ -215,6 +215,23 @@ def test_skipped_images_are_the_same_for_micro_batches(images: Path, tmp_path: P
     assert histories[0] == pytest.approx(histories[1], abs=1e-5)
 
 
+def test_images_are_looked_at_once_for_many_runs(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from forerank.training import image_check
+
+    own, counted = tmp_path / "own", []
+    shutil.copytree(images, own)
+    whole = image_check.check_table
+    monkeypatch.setattr(image_check, "check_table", lambda *a, **k: (counted.append(a), whole(*a, **k))[1])
+    for run in ("one", "two"):
+        train(load_recipe(own, [*SHORT, "steps=1"]), tmp_path / run)
+        assert (tmp_path / run / "data.json").exists()
+    assert len(counted) == 1
+
+
 def test_images_that_changed_are_looked_at_again(images: Path, tmp_path: Path) -> None:
     import shutil
 

@@ -19,6 +19,9 @@ from forerank.training.recipe import Recipe
 from forerank.training.record import write_json
 
 CHECKED = "data.json"
+# What this process has checked already, by the state of the files: a study trains hundreds of runs on the same
+# images, and looking at all of them took a third of a short run.
+_checked: dict[str, dict[str, list[str]]] = {}
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,9 @@ def _record(run: Path, whole: Table, skip: bool) -> dict[str, Any]:
             return known
     except (OSError, ValueError, TypeError, KeyError):
         pass  # never checked, or written by something else: check now
-    return {"key": key, **_check(whole, skip)}
+    if key not in _checked:
+        _checked[key] = _check(whole, skip)
+    return {"key": key, **_checked[key]}
 
 
 def _check(whole: Table, skip: bool) -> dict[str, list[str]]:
