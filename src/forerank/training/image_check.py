@@ -19,8 +19,8 @@ from forerank.training.recipe import Recipe
 from forerank.training.record import write_json
 
 CHECKED = "data.json"
-# What this process has checked already, by the state of the files: a study trains hundreds of runs on the same
-# images, and looking at all of them took a third of a short run.
+# What this process has checked already, by the state of the files: a study trains hundreds of runs on the
+# same images, and looking at all of them took a third of a short run.
 _checked: dict[str, dict[str, list[str]]] = {}
 
 
