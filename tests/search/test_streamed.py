@@ -215,14 +215,14 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path, make_rows):
     """Rows wait in a file: few of them are alive at any time."""
     import gc
 
-    from forerank.search.catalogue import catalogue
     from forerank.search.rows import Row
+    from forerank.search.rows_on_disk import rows_on_disk
 
     def alive() -> int:
         return sum(type(thing) is Row for thing in gc.get_objects())
 
     before = alive()
-    with catalogue() as rows:
+    with rows_on_disk() as rows:
         for start in range(0, 40_000, 1000):
             rows.add(make_rows([f"{i:06d}.png" for i in range(start, start + 1000)]))
         rows.sort()

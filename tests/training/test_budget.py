@@ -12,7 +12,7 @@ from forerank.training import budget, load_recipe, train, train_within, tuning
 from forerank.training.assemble import build_model
 from forerank.training.clock import Clock
 from forerank.training.recipe import Recipe, assigned_keys, override
-from forerank.training.trials import first_trials, open_study, search_space, trials_of
+from forerank.training.trials import first_trials, open_search, search_space, trials_of
 
 from .conftest import QUICK
 
@@ -50,10 +50,10 @@ def test_a_clock_counts_earlier_starts(tmp_path: Path) -> None:
 
 def test_a_search_in_its_journal_goes_on_and_marks_what_was_cut_short(tmp_path: Path) -> None:
     journal = tmp_path / "trials.journal"
-    study = open_study(journal, 0, 2)
+    study = open_search(journal, 0, 2)
     study.tell(study.ask(), 0.5)
     study.ask()  # killed in the middle
-    again = trials_of(open_study(journal, 0, 2))
+    again = trials_of(open_search(journal, 0, 2))
     assert [(trial.figure, trial.ended) for trial in again] == [(0.5, "complete"), (None, "failed")]
 
 
@@ -62,7 +62,7 @@ def test_a_small_network_is_searched_with_all_its_weights(images: Path, tmp_path
     run = tmp_path / "run"
     recipe = load_recipe(images, [*QUICK, *FEW])
     results = train_within(recipe, run, 60, fixed=frozenset({"loss.name"})).results
-    trials = trials_of(open_study(run / "search" / "trials.journal", 0, 2))
+    trials = trials_of(open_search(run / "search" / "trials.journal", 0, 2))
     assert len(trials) == 4
     assert all("loss.name" not in trial.values for trial in trials)
     best = max(trial.figure for trial in trials if trial.ended == "complete")
@@ -92,10 +92,10 @@ def test_heads_are_compared_and_then_all_weights_start_from_the_best(
         patch.setattr(budget, "train", killed)
         with pytest.raises(KeyboardInterrupt):
             train_within(recipe, run, 60)
-    done = trials_of(open_study(run / "search" / "trials.journal", 0, 2))
+    done = trials_of(open_search(run / "search" / "trials.journal", 0, 2))
     results = train_within(recipe, run).results
     # No trial is done again.
-    assert trials_of(open_study(run / "search" / "trials.journal", 0, 2)) == done
+    assert trials_of(open_search(run / "search" / "trials.journal", 0, 2)) == done
     decided = json.loads((run / "search" / "tuning.json").read_text())
     best = max(trial.figure for trial in done if trial.ended == "complete")
     # All weights of the network are kept only if heads on it are better on the classes that choose.

@@ -1,7 +1,7 @@
 """Every metric as one entry: its key, title, unit, which way is better, and its function.
 
 A metric of the ranks is a function of `Ranks`, one value per query; its figure is the mean over the queries.
-A metric of the vectors is a function of `Vectors`, one value. A key that ends in "@k" is a family: its
+A metric of the vectors is a function of `VectorSet`, one value. A key that ends in "@k" is a family: its
 function also takes k, and "recall@k" gives recall@1, recall@10 and so on. Console, JSON, report, recipes, the
 paper and the guide read this registry; see "Add a metric" in CONTRIBUTING.md.
 """
@@ -71,7 +71,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Vectors:
+class VectorSet:
     """The vectors of queries and gallery together, for metrics that do not come from ranks."""
 
     rows: UnitRows
@@ -98,7 +98,7 @@ class Metric:
     Attributes:
         title: as tables and charts show it; "k" stands for the number.
         meaning: its definition in one line.
-        function: of `Ranks` -> (Q,), or of `Vectors` -> float (NaN: there is no such figure); a family's
+        function: of `Ranks` -> (Q,), or of `VectorSet` -> float (NaN: there is no such figure); a family's
             function takes k as well.
         unit: shares are numbers from 0 to 1 and are shown in percent; the others as they are.
         better: which way is better; None for a figure that is neither good nor bad.

@@ -16,7 +16,7 @@ from forerank.training.recipe import Recipe, recipe_from_dict, recipe_text
 
 if TYPE_CHECKING:
     from forerank.metrics import Evaluation
-    from forerank.metrics.charges import Derivative
+    from forerank.metrics.charges import DerivativeFunction
     from forerank.training.measure import Embedded
 
 # Random batches of test images on which a loss's gradients are looked at.
@@ -161,15 +161,14 @@ def same_origin(vectors: NDArray[np.float32], merged: NDArray[Any], original: ND
     >>> same_origin(vectors, np.zeros(4, int), np.array(list("abab")))
     0.0
     """
+    from forerank.metrics import neighbours
+
     right = total = 0
     for label in np.unique(merged):
         rows = np.flatnonzero(merged == label)
         if len(rows) < 2:
             continue
-        unit = vectors[rows] / np.linalg.norm(vectors[rows], axis=1, keepdims=True)
-        similarity = unit @ unit.T
-        np.fill_diagonal(similarity, -np.inf)
-        right += int((original[rows][similarity.argmax(axis=1)] == original[rows]).sum())
+        right += int(neighbours(vectors[rows], original[rows], k=1).is_positive.sum())
         total += len(rows)
     return right / max(total, 1)
 
@@ -207,7 +206,10 @@ def push_correlation(run: Run, vectors: NDArray[np.float32], labels: NDArray[np.
 
 
 def query_correlation(
-    similarity: NDArray[np.float64], positive: NDArray[np.bool_], slope: "Derivative", temperature: float
+    similarity: NDArray[np.float64],
+    positive: NDArray[np.bool_],
+    slope: "DerivativeFunction",
+    temperature: float,
 ) -> float | None:
     """Spearman's correlation, over the negatives that stand before a positive, of how many positives they
     stand before with the size of the loss's gradient on their similarity.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from forerank.data import noisy_labels
 from forerank.metrics import neighbours
-from forerank.search.label_audit import Audit, Counts, Floats, count_before
+from forerank.search.label_audit import Audit, AuditCounts, Floats, count_before
 
 SPOILED = 0.05  # share of the labels that one spoil test makes wrong
 ENOUGH = 200  # spoiled labels for a steady estimate; few images are spoiled several times
@@ -104,7 +104,7 @@ def expected_wrong(
     )
 
 
-def _suspicion(counts: Audit | Counts) -> Floats:
+def _suspicion(counts: Audit | AuditCounts) -> Floats:
     """(N,) one number by which `Audit.order` goes first: suspects above the others, then by chance."""
     suspicion: Floats = counts.suspect.astype(np.float64) + np.nan_to_num(counts.chance, nan=0.0)
     return suspicion

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from forerank.errors import InputError
 from forerank.metrics.intervals import class_intervals, wilson_interval
+from forerank.metrics.ranked_lists import ranked
 from forerank.ranking.hard_rows import unit_rows
 from forerank.ranking.hard_same import TIE, compared
 from forerank.search.engine import Engine, Vectors
@@ -236,15 +237,16 @@ def run_trials(
         if wrong:
             support_other[i] = _vote(wrong, neighbours).support
         if right:
-            # On a tie the wrong image comes first, as in every count.
-            ranked = sorted([*wrong, *right], key=lambda pair: (-pair[0], pair[1] == name))
-            vote = _vote(ranked, neighbours)
+            both = [*wrong, *right]
+            is_right = np.arange(len(both)) >= len(wrong)
+            order = ranked(np.array([s for s, _ in both]), is_right, np.arange(len(both)))
+            vote = _vote([both[place] for place in order], neighbours)
             support[i], correct[i] = vote.support, vote.label == name
     return Trials(support, correct, support_other, names)
 
 
-def _vote(ranked: Sequence[tuple[float, str]], voters: int) -> Vote:
-    vote = count_votes([label for _, label in ranked], [similarity for similarity, _ in ranked], voters)
+def _vote(images: Sequence[tuple[float, str]], voters: int) -> Vote:
+    vote = count_votes([label for _, label in images], [similarity for similarity, _ in images], voters)
     assert vote is not None  # every image of the trials has a label
     return vote
 

@@ -180,7 +180,7 @@ class Batches:
             yield inputs.to(self.device, non_blocking=True), labels, rows
 
 
-class Stream:
+class BatchStream:
     """The batches of a run, one after the other.
 
     Args:

@@ -21,7 +21,7 @@ from forerank.metrics import Evaluation
 from forerank.metrics.registry import shown
 from forerank.report.trials import trials_section
 from forerank.training.assemble import assemble, build_model, open_inputs
-from forerank.training.candidates import Candidates, further_backbones, seconds_in_torch
+from forerank.training.candidates import BackboneCandidates, further_backbones, seconds_in_torch
 from forerank.training.clock import Clock
 from forerank.training.image_check import check_images
 from forerank.training.interruption import InterruptedRun
@@ -38,7 +38,7 @@ from forerank.training.trials import (
     MOST_TRIALS,
     Trial,
     first_trials,
-    open_study,
+    open_search,
     propose,
     run_trial,
     search_space,
@@ -133,7 +133,7 @@ class _Search:
     fixed: frozenset[str]
     tables: dict[str, Table]
     processes: Processes
-    candidates: Candidates | None
+    candidates: BackboneCandidates | None
     at_the_end: float
     zero_shot: tuple[Evaluation, float] | None = None
     start: HeadStart | None = None
@@ -165,7 +165,7 @@ class _Search:
             model = build_model(base).to(device).eval()
             at_the_end = SECONDS_AT_THE_END + embedded * seconds_in_torch(model, processes.device)
             return cls(base, run, clock, fixed, tables, processes, None, at_the_end)
-        candidates = Candidates(base, tables, processes)
+        candidates = BackboneCandidates(base, tables, processes)
         together = base.model.backbone
         candidates.add(together)
         for name in further_backbones(base, fixed):
@@ -201,7 +201,7 @@ class _Search:
         import optuna
 
         every = self.base.evaluation.every or max(1, self._steps // 8)
-        study = open_study(self.run / SEARCH / "trials.journal", self.base.seed, every)
+        study = open_search(self.run / SEARCH / "trials.journal", self.base.seed, every)
         space = search_space(self.base, self.fixed)
         if not study.trials:
             for values in first_trials(self.base, space, self.start):

@@ -34,7 +34,7 @@ SECONDS_LEFT_FOR_START = 20.0
 
 
 @dataclass
-class Candidates:
+class BackboneCandidates:
     """Backbones whose features are known.
 
     Attributes:
