@@ -111,7 +111,7 @@ def test_unknown_metrics_are_refused_everywhere(tmp_path, capsys):
     vectors, labels = clusters(0)
     with pytest.raises(InputError, match="did you mean 'nmi'"):
         evaluate(vectors, labels, metrics=["nmii"])
-    with pytest.raises(InputError, match="precision@5000 means nothing here"):
+    with pytest.raises(InputError, match="precision@5000 cannot be measured here"):
         evaluate(vectors, labels, metrics=["precision@5000"])
     with pytest.raises(InputError, match="did you mean"):
         write_report(tmp_path / "r.html", title="x", evaluations={"a": {"recal@1": 0.5}})

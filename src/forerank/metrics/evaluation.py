@@ -115,7 +115,7 @@ def evaluate(
     ranking = [name for name in names if find_metric(name)[0].of == "ranks"]
     for name in ranking:
         if (find_metric(name)[1] or 0) > (most := ranked_items(query, shelf)):
-            raise InputError(f"{name} means nothing here: a query ranks only {most:,} gallery items.")
+            raise InputError(f"{name} cannot be measured here: a query ranks only {most:,} gallery items.")
     groups = None if categories is None else _category_names(categories, len(rows))
 
     counting = {"precision": precision, "memory": memory, "distributed": distributed}

@@ -27,9 +27,9 @@ def write_result(run: Run, seconds: float) -> None:
     """Measure an ended run and keep what tables and claims need, in one small file that says it has ended.
 
     The file has "validation" (the figure that chose the checkpoint), "seconds", "steps", "broke" (the loss
-    was no longer a number), "learned" (false if the model as it came is what was measured). Of a run that
-    measures it also has "metrics" (name -> value), "start" (the same of the network as it came) and "classes"
-    (right first answers and queries of every test class).
+    was no longer a number), "learned" (false if the model before training is what was measured). Of a run
+    that measures it also has "metrics" (name -> value), "start" (the same of the network before training) and
+    "classes" (right first answers and queries of every test class).
     """
     results = read_json_with_checksum(run.folder / "results.json")
     values = {
@@ -69,7 +69,7 @@ def _on_test_classes(run: Run, measured: Mapping[str, float]) -> dict[str, Any]:
 
 @cache
 def start_metrics(recipe: str) -> dict[str, float]:
-    """Recall@1 and mAP@R on the test classes of the network as it came, before a method touches it.
+    """Recall@1 and mAP@R on the test classes of the network before training.
 
     Args:
         recipe: as text, with only what this depends on, so that it is measured once for many methods.

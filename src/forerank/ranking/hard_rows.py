@@ -25,7 +25,7 @@ class UnitRows:
     """The embeddings (N, D) divided by their length in float64; nothing of that size is kept.
 
     The similarity of two rows is the float64 dot product of their unit vectors: the one definition
-    that every count in this package answers to, whatever precision did the screening.
+    that every count in this package follows, whatever precision did the screening.
     """
 
     source: Embeddings

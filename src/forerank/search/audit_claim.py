@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forerank.console import percent
 from forerank.data import noisy_labels
 from forerank.metrics import neighbours
 from forerank.search.label_audit import Audit, AuditCounts, Floats, count_before
@@ -49,8 +50,8 @@ class AuditClaim:
         """Where the numbers come from, in one sentence."""
         return (
             f"Estimated by making {self.spoiled:,} labels wrong on purpose, as if labels went wrong at "
-            f"random: such a list holds {self.recall:.0%} of them. A mistake between classes that look "
-            "alike, or one that the model has learned, is harder to find"
+            f"random: such a list holds {percent(self.recall, digits=0)} of them. "
+            "A mistake between classes that look alike, or one that the model has learned, is harder to find"
         )
 
 

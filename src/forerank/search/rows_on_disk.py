@@ -106,7 +106,7 @@ class RowsOnDisk(Sequence[Row]):
             yield from self._between(start, start + BATCH)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._database.close()
 
 

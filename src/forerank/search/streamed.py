@@ -130,7 +130,7 @@ def _index_part(
 def _embed(
     job: Job, update: Update, todo: dict[str, bytes], rows: Sequence[Row], stored: set[str]
 ) -> dict[str, str]:
-    """Embed a part in the company that it always has; content -> why, of what can have no vector."""
+    """Embed a part, always in the same batches; content -> reason, for contents without a vector."""
     if not todo.keys() - stored:
         return {}
     vectors = job.retriever.embed(list(todo.values()), progress=False, on_bad="skip")

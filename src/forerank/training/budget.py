@@ -52,14 +52,14 @@ FIXED, CHOSEN, PLANNED, DECIDED = "fixed.json", "chosen.json", "tuning.yaml", "t
 FEATURES_SHARE = 0.7
 # Where all weights are trained, trials have this share of what the features left.
 TRIALS_SHARE = 0.25
-# All weights are trained only if so many steps fit.
+# All weights are trained only if this many steps fit.
 FEWEST_STEPS = 60
-# Training views with and without changed colours are compared only if so many steps fit.
+# Training views with and without changed colours are compared only if this many steps fit.
 STEPS_FOR_VIEWS = 600
 VIEWS = {"none": [], "colours and erasing": ["data.colour=0.3", "data.erase=0.25"]}
-# The end (measuring, catalogue, report) takes about so many measurements of the test part, and seconds.
+# The end (measuring, catalogue, report) takes about this many measurements of the test part, and seconds.
 MEASUREMENTS_AT_THE_END, SECONDS_AT_THE_END = 5, 15.0
-# The winner is trained again as a run and on all classes: together so many times a trial's seconds.
+# The winner is trained again as a run and on all classes: together this many times a trial's seconds.
 TRAININGS_AT_THE_END = 2.5
 # So many of the best trials are repeated on a tuned backbone.
 REPEATED_TRIALS = 3

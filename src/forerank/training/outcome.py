@@ -87,7 +87,7 @@ def after_name(kept: str | None) -> str:
 
 
 def measure_before(run: Path, a: Assembly, prelude: Prelude) -> dict[str, Any]:
-    """Measure the model as it came, keep it as the first `best`, and remember the numbers.
+    """Measure the model before training, keep it as the first `best`, and remember the numbers.
 
     Args:
         prelude: brings rows of the test part that stand before those measured here.
