@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from forerank.errors import InputError
+from forerank.metrics import METRICS, Metric
 from forerank.models import load_model
 from forerank.training import budget, load_recipe, train, train_within, tuning
 from forerank.training.assemble import build_model
@@ -107,6 +108,17 @@ def test_heads_are_compared_and_then_all_weights_start_from_the_best(
     assert (run / "search" / "tuned_on_all" / "best").exists() is tuned
     assert "trained" in results["test"]
     assert (run / "refit" / "best" / "model.safetensors").exists()
+
+
+def test_a_metric_for_which_lower_is_better_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = Metric("first rank", "its mean", lambda ranks: ranks.first, unit="rank", better="lower")
+    monkeypatch.setitem(METRICS, "mean_first_rank", entry)
+    recipe = load_recipe("glyphs", ["choose_by=mean_first_rank"])
+    with pytest.raises(InputError, match="for which higher is better, unlike mean_first_rank"):
+        train_within(recipe, tmp_path / "run", 1)
+    assert not (tmp_path / "run").exists()
 
 
 def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

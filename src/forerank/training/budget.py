@@ -18,7 +18,7 @@ from forerank.data import Table
 from forerank.errors import ForerankError, InputError
 from forerank.machine import choose_device
 from forerank.metrics import Evaluation
-from forerank.metrics.registry import shown
+from forerank.metrics.registry import find_metric, shown
 from forerank.report.trials import trials_section
 from forerank.training.assemble import assemble, build_model, open_inputs
 from forerank.training.candidates import BackboneCandidates, further_backbones, seconds_in_torch
@@ -77,6 +77,10 @@ def train_within(
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("--minutes works in one process: start it without torchrun")
+    if find_metric(figure := recipe.evaluation.choose_by)[0].better != "higher":
+        raise InputError(
+            f"--minutes needs a metric for which higher is better, unlike {figure}: give choose_by"
+        )
     run = Path(run)
     clock = Clock.open(run, minutes)
     if (run / RESULTS).exists():
