@@ -188,7 +188,7 @@ def find_metric(name: str) -> tuple[Metric, int | None]:
     (10, 'mAP@R')
     >>> find_metric("recal@10")
     Traceback (most recent call last):
-    forerank.errors.InputError: unknown metric 'recal@10': did you mean 'recall@k'? Valid: recall@k, ...
+    forerank.errors.InputError: unknown metric 'recal@10': did you mean 'recall@10'? Valid: ...
     """
     numbered = re.fullmatch(r"(.+)@([1-9]\d*)", name)
     if name in METRICS and not name.endswith("@k"):
@@ -197,7 +197,12 @@ def find_metric(name: str) -> tuple[Metric, int | None]:
         return METRICS[f"{numbered[1]}@k"], int(numbered[2])
     if name in METRICS:
         raise InputError(f"{name} needs a number in the place of k, such as {name[:-1]}1.")
-    raise unknown("metric", name, METRICS)
+    # A family is suggested with the number that was asked for.
+    raise unknown(
+        "metric",
+        name,
+        [f"{key[:-1]}{numbered[2]}" if numbered and key.endswith("@k") else key for key in METRICS],
+    )
 
 
 def usual_metrics() -> list[str]:
