@@ -126,7 +126,7 @@ def parts(vectors: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         "products": (hard_screen, "product"),
         "16 bits": (hard_kernel, "narrow"),
         "comparisons": (hard_compiled._Side, "count"),
-        "dot products": (hard_kernel, "settle"),
+        "dot products": (hard_kernel, "decide_open_pairs"),
         "exact": (hard_compiled._Side, "add_counts"),
     }
     spent = dict.fromkeys(places, 0.0)

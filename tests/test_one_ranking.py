@@ -1,4 +1,4 @@
-"""Ties and duplicates: the same ranks in console, JSON, report, search page, audit and calibration."""
+"""Ties and duplicates: the same ranks in console, JSON, report, search page, audit, calibration and paper."""
 
 import json
 import re
@@ -9,10 +9,13 @@ import pytest
 from forerank.cli import run
 from forerank.data import Table
 from forerank.metrics import evaluate, neighbours
+from forerank.paper.run_results import same_origin
 from forerank.report import write_report
 from forerank.search import Index, Row, open_engine
 from forerank.search.calibration import run_trials
+from forerank.search.class_figures import class_figures
 from forerank.search.label_audit import audit
+from forerank.search.vote import count_votes
 from forerank.web.penalties import penalties_of
 
 SIZE = 40
@@ -78,7 +81,7 @@ def test_console_and_json(case, expected, tmp_path, capsys):
 
 def test_report(case, expected, tmp_path):
     _, vectors, labels = case
-    first, precision, _ = expected
+    first, precision, lists = expected
     page = write_report(
         tmp_path / "r.html", title="ties", evaluations={}, embeddings=vectors, labels=labels, queries=SIZE
     ).read_text()
@@ -89,6 +92,13 @@ def test_report(case, expected, tmp_path):
         (int(rank) - 1, f"{100 * ap:.1f}") for rank, ap in zip(first[wrong], precision[wrong], strict=True)
     )
     assert sorted((0 if before == "nothing" else int(before), ap) for before, ap in facts) == by_hand
+    cards = re.findall(r'<ol class="ranked".*?</ol>', hard)
+    assert len(cards) == wrong.sum()
+    for card in cards:
+        query, *rows = map(int, re.findall(r'class="none">row (\d+)<', card))
+        # The last place may show the first right image, from further down.
+        assert rows[:-1] == lists[query, : len(rows) - 1].tolist()
+        assert rows[-1] in (lists[query, len(rows) - 1], lists[query, first[query] - 1])
 
 
 def test_search_page(case, expected):
@@ -111,3 +121,23 @@ def test_audit_and_calibration(case, expected):
     assert (result.before_nearest + 1).tolist() == first.tolist()
     assert result.nearest.tolist() == lists[:, :5].tolist()
     assert run_trials(index.engine, None, None).correct.tolist() == (first == 1).tolist()
+    worst_first = class_figures(vectors, table)
+    assert {one.label: one.recall for one in worst_first} == {
+        label: np.mean(first[labels == label] == 1) for label in np.unique(labels)
+    }
+    # The paper's share of images whose nearest image has the same original class.
+    assert same_origin(vectors, np.zeros(SIZE), labels) == np.mean(first == 1)
+
+
+def test_the_vote_is_that_of_the_lists(case, expected):
+    """The label that most of the first five have; of equally frequent ones the label that comes first."""
+    _, vectors, labels = case
+    winner = []
+    for ranked in expected[2]:
+        names = labels[ranked[:5]].tolist()
+        winner.append(max(names, key=lambda name: (names.count(name), -names.index(name))))
+    table = Table([f"{i}.png" for i in range(SIZE)], labels, ["train"] * SIZE)
+    assert audit(vectors, table, k=5).suggestion.tolist() == winner
+    near = neighbours(vectors, labels, k=5)
+    for names, similarities, label in zip(labels[near.index], near.similarity, winner, strict=True):
+        assert count_votes(names.tolist(), similarities.tolist(), 5).label == label

@@ -22,7 +22,7 @@ def say(message: str = "") -> None:
 
 @contextmanager
 def say_if_slow(message: str, after: float = 1.0) -> Iterator[None]:
-    """Say what the wait is for, if what happens inside takes longer than so many seconds."""
+    """Say what the wait is for, if what happens inside takes longer than this many seconds."""
     timer = threading.Timer(after, say, [message])
     timer.daemon = True
     timer.start()

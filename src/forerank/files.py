@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forerank.errors import ForerankError, InputError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 CHECKSUM = "checksum"
@@ -73,6 +74,29 @@ def write_atomically(file: Path, content: str | bytes | Callable[[Path], object]
     finally:
         with suppress(OSError):  # renamed, never made, or on a disk that is gone
             temporary.unlink()
+
+
+def write_vectors(file: Path, shape: tuple[int, int], blocks: "Iterable[NDArray[Any]]") -> None:
+    """Write blocks (n, D), which together have `shape` (N, D), atomically as one .npy file of float32.
+
+    Only one block is held in memory at a time.
+
+    >>> import tempfile; import numpy as np
+    >>> file = Path(tempfile.mkdtemp()) / "v.npy"
+    >>> write_vectors(file, (2, 2), [np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]])])
+    >>> np.load(file).tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
+    """
+    import numpy as np
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as out:
+            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(out, header)
+            for block in blocks:
+                out.write(np.ascontiguousarray(block, "<f4").tobytes())
+
+    write_atomically(file, write)
 
 
 @contextmanager

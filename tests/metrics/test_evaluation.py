@@ -280,7 +280,7 @@ def test_takes_many_kinds_of_embeddings(kind, tmp_path):
     ("options", "sentence"),
     [
         ({"labels": [0, 1]}, "300 embeddings but 2 labels"),
-        ({"ks": (1, 300)}, r"recall@300 means nothing here: a query ranks only 299"),
+        ({"ks": (1, 300)}, r"recall@300 cannot be measured here: a query ranks only 299"),
         ({"ks": (0,)}, "positive whole numbers"),
         ({"ks": 5}, "positive whole numbers, not 5"),
         ({"ks": (1.5,)}, "positive whole numbers"),

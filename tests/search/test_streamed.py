@@ -45,9 +45,9 @@ def shards(image_folder: Path, tmp_path: Path) -> Path:
 def stored(address):
     """Rows and vectors by content: paths are those of the source."""
     engine = open_engine(address)
-    found = {r.content: (r.label, v.tobytes()) for part in engine.scan() for r, v in zip(*part, strict=True)}
+    rows = {r.content: (r.label, v.tobytes()) for part in engine.scan() for r, v in zip(*part, strict=True)}
     engine.close()
-    return found
+    return rows
 
 
 @pytest.fixture
@@ -118,6 +118,24 @@ def test_an_address_gives_the_index_of_the_folder(image_folder, shards, model_fo
     assert stored(tmp_path / "one").keys() <= expected.keys()
     assert Index.open(tmp_path / "table.csv.index").columns == ("colour",)
     memory.rm("/streamed", recursive=True)
+
+
+def test_hidden_names_are_passed_over_as_in_a_folder(image_folder, model_folder, tmp_path):
+    """macOS puts ._NAME beside every file of an archive, and copies of folders bring __MACOSX along."""
+    first, *_ = sorted(image_folder.rglob("*.png"))
+    names = ("./cup/1.png", "./cup/._1.png", "__MACOSX/cup/2.png", ".cache/3.png")
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    with tarfile.open(shards / "one.tar", "w") as archive:
+        for name in names:
+            archive.add(first, name)
+    (shards / "._one.tar").write_bytes(b"what macOS knows of the file")
+    memory = fsspec.filesystem("memory")
+    for name in names:
+        memory.pipe_file(f"/hidden/{name.removeprefix('./')}", first.read_bytes())
+    for number, source in enumerate((shards, "memory://hidden")):
+        assert build_index(model_folder, source, tmp_path / str(number)).count == 1
+    memory.rm("/hidden", recursive=True)
 
 
 def test_a_shard_that_is_cut_off_is_said_and_nothing_is_lost(shards, counted, tmp_path):
@@ -197,14 +215,14 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path, make_rows):
     """Rows wait in a file: few of them are alive at any time."""
     import gc
 
-    from forerank.search.catalogue import catalogue
     from forerank.search.rows import Row
+    from forerank.search.rows_on_disk import rows_on_disk
 
     def alive() -> int:
         return sum(type(thing) is Row for thing in gc.get_objects())
 
     before = alive()
-    with catalogue() as rows:
+    with rows_on_disk() as rows:
         for start in range(0, 40_000, 1000):
             rows.add(make_rows([f"{i:06d}.png" for i in range(start, start + 1000)]))
         rows.sort()

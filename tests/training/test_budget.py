@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from forerank.errors import InputError
+from forerank.metrics import METRICS, Metric
 from forerank.models import load_model
 from forerank.training import budget, load_recipe, train, train_within, tuning
 from forerank.training.assemble import build_model
 from forerank.training.clock import Clock
 from forerank.training.recipe import Recipe, assigned_keys, override
-from forerank.training.trials import first_trials, open_study, search_space, trials_of
+from forerank.training.trials import first_trials, open_search, search_space, trials_of
 
 from .conftest import QUICK
 
@@ -50,10 +51,10 @@ def test_a_clock_counts_earlier_starts(tmp_path: Path) -> None:
 
 def test_a_search_in_its_journal_goes_on_and_marks_what_was_cut_short(tmp_path: Path) -> None:
     journal = tmp_path / "trials.journal"
-    study = open_study(journal, 0, 2)
+    study = open_search(journal, 0, 2)
     study.tell(study.ask(), 0.5)
     study.ask()  # killed in the middle
-    again = trials_of(open_study(journal, 0, 2))
+    again = trials_of(open_search(journal, 0, 2))
     assert [(trial.figure, trial.ended) for trial in again] == [(0.5, "complete"), (None, "failed")]
 
 
@@ -62,7 +63,7 @@ def test_a_small_network_is_searched_with_all_its_weights(images: Path, tmp_path
     run = tmp_path / "run"
     recipe = load_recipe(images, [*QUICK, *FEW])
     results = train_within(recipe, run, 60, fixed=frozenset({"loss.name"})).results
-    trials = trials_of(open_study(run / "search" / "trials.journal", 0, 2))
+    trials = trials_of(open_search(run / "search" / "trials.journal", 0, 2))
     assert len(trials) == 4
     assert all("loss.name" not in trial.values for trial in trials)
     best = max(trial.figure for trial in trials if trial.ended == "complete")
@@ -92,10 +93,10 @@ def test_heads_are_compared_and_then_all_weights_start_from_the_best(
         patch.setattr(budget, "train", killed)
         with pytest.raises(KeyboardInterrupt):
             train_within(recipe, run, 60)
-    done = trials_of(open_study(run / "search" / "trials.journal", 0, 2))
+    done = trials_of(open_search(run / "search" / "trials.journal", 0, 2))
     results = train_within(recipe, run).results
     # No trial is done again.
-    assert trials_of(open_study(run / "search" / "trials.journal", 0, 2)) == done
+    assert trials_of(open_search(run / "search" / "trials.journal", 0, 2)) == done
     decided = json.loads((run / "search" / "tuning.json").read_text())
     best = max(trial.figure for trial in done if trial.ended == "complete")
     # All weights of the network are kept only if heads on it are better on the classes that choose.
@@ -107,6 +108,17 @@ def test_heads_are_compared_and_then_all_weights_start_from_the_best(
     assert (run / "search" / "tuned_on_all" / "best").exists() is tuned
     assert "trained" in results["test"]
     assert (run / "refit" / "best" / "model.safetensors").exists()
+
+
+def test_a_metric_for_which_lower_is_better_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = Metric("first rank", "its mean", lambda ranks: ranks.first, unit="rank", better="lower")
+    monkeypatch.setitem(METRICS, "mean_first_rank", entry)
+    recipe = load_recipe("glyphs", ["choose_by=mean_first_rank"])
+    with pytest.raises(InputError, match="for which higher is better, unlike mean_first_rank"):
+        train_within(recipe, tmp_path / "run", 1)
+    assert not (tmp_path / "run").exists()
 
 
 def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def _is_ours_to_say(error: ForerankError) -> bool:
 
 
 def _refuse_unknown_part(app: "App", words: list[str]) -> None:
-    """`forerank data chek`: a wrong second word is refused as a wrong first one is, with the nearest."""
+    """`forerank data chek`: an unknown second word is refused, and the nearest one is suggested."""
     where, _ = VERBS.get(words[0], ("", "")) if words else ("", "")
     if len(words) < 2 or words[1].startswith("-") or not where.endswith(":app"):
         return

@@ -154,7 +154,7 @@ def audit(
 
 
 def check_page(port: int) -> None:
-    """Refuse a port that is none, and say which packages a page needs."""
+    """Refuse a number that is not a port, and say which packages the page needs."""
     if not 0 <= port <= 65535:
         raise InputError(f"a port is a number from 0 to 65535, not {port}")
     for module in ("fastapi", "uvicorn", "jinja2"):

@@ -28,7 +28,7 @@ Json = Annotated[bool, Parameter(negative=(), help="Print JSON.")]
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE words as keyword arguments: numbers and true/false become such.
+    """KEY=VALUE words as keyword arguments: numbers, true and false are converted.
 
     >>> parse_options(["test=small", "merged=3", "noise=0.2", "boxes=true"])
     {'test': 'small', 'merged': 3, 'noise': 0.2, 'boxes': True}

@@ -26,7 +26,7 @@ def index(
     """Embed images and keep the vectors where they can be searched.
 
     Run it again after images were added, changed or removed: only new contents are embedded. After
-    an interruption the same command continues; until it is done the old index stays in force. Several
+    an interruption the same command continues; until it is done, searches use the old index. Several
     processes share the images: torchrun --nproc-per-node 4 -m forerank index ...
 
     Examples:

@@ -44,9 +44,9 @@ def train(
         Folder to write; by default runs/ and a name made of the source and the values. torchrun has an option
         --run of its own: with torchrun, write run=FOLDER.
     minutes:
-        Use about so many minutes as well as possible: compare many trainings on validation classes, take the
-        best, train all weights if time is left, then once more on all classes (RUN/refit). Values that you
-        give are left as they are. Needs: pip install 'forerank[budget]'.
+        Use about this many minutes as well as possible: compare many trainings on validation classes, take
+        the best, train all weights if time is left, then once more on all classes (RUN/refit). Values that
+        you give are left as they are. Needs: pip install 'forerank[budget]'.
     refit:
         Afterwards train the chosen settings once more on all classes, into RUN/refit: the model to ship. The
         numbers belong to the measured model in RUN/best. Of a finished run, only this is done.

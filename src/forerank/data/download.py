@@ -126,7 +126,7 @@ def _fetch_rest(url: str, part: Path, have: int) -> int | None:
 
 
 def verify_archive(file: Path, archive: Archive) -> None:
-    """Compare size and checksum with what they must be; a wrong .part file is of no use and is removed."""
+    """Compare size and checksum with what they must be; a wrong .part file is removed."""
     size = file.stat().st_size
     wrong = archive.size is not None and size != archive.size
     reason = f"has {size:,} bytes where {archive.size:,} were expected" if wrong else ""

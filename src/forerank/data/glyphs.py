@@ -57,7 +57,7 @@ def read(root: Path | None = None, *, merged: int = 1, noise: float = 0.0, seed:
 
     Args:
         root: where to keep the images, by default the cache folder.
-        merged: merge every so many training classes into one (the paper's robustness study: 3).
+        merged: merge training classes in groups of this size (the paper's robustness study: 3).
         noise: share of the training images that get a wrong label.
         seed: of the two variants; the split is always the same.
     """
@@ -314,7 +314,7 @@ DATA_SET = DataSet(
     home="drawn on this machine from matplotlib's fonts",
     steps=("Nothing to do: the images are drawn when first needed and kept in the cache.",),
     options={
-        "merged": "merge every so many training classes into one",
+        "merged": "merge training classes in groups of this size",
         "noise": "share of wrong training labels",
         "seed": "of the two variants",
     },

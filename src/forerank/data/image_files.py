@@ -43,11 +43,19 @@ class FolderContent:
         )
 
 
+def is_hidden(path: str) -> bool:
+    """Whether a path has a part that begins with a dot, or the folder that macOS puts into archives.
+
+    >>> [is_hidden(path) for path in ("./a/b.jpg", "a/._b.jpg", "__MACOSX/b.jpg")]
+    [False, True, True]
+    """
+    return any((part.startswith(".") and part != ".") or part == "__MACOSX" for part in path.split("/"))
+
+
 def scan_folder(root: Path) -> FolderContent:
     """Look at every file beneath a folder; nothing is opened.
 
-    Links to files and folders are followed, each folder once. Names that begin with a dot and the folder
-    `__MACOSX`, which macOS puts into archives, are passed over.
+    Links to files and folders are followed, each folder once. Hidden ones are passed over (`is_hidden`).
     """
     endings = image_endings()
     unreadable = tuple(UNREADABLE.keys() - set(endings))
@@ -59,12 +67,12 @@ def scan_folder(root: Path) -> FolderContent:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and f != "__MACOSX")
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
         relative = Path(folder).relative_to(root).as_posix()
         prefix = "" if relative == "." else f"{relative}/"
         for name in files:
             lower = name.lower()
-            if lower.startswith("."):
+            if is_hidden(name):
                 continue
             if lower.endswith(endings):
                 content.images.append(prefix + name)

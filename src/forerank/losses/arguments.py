@@ -14,7 +14,7 @@ Tail = LinearTail | Mapping[str, float] | bool | None
 # The arguments that losses share, written down once: a loss takes those that mean something to it as
 # `**shared: Unpack[...]` and hands them on. `RankingLoss` says what each one means and its default.
 class Shared(TypedDict, total=False):
-    """Of every loss."""
+    """Arguments of every loss."""
 
     count_self: bool
     gather: bool
@@ -22,13 +22,13 @@ class Shared(TypedDict, total=False):
 
 
 class Softened(Shared, total=False):
-    """Of a loss whose counts are softened by a sigmoid."""
+    """Arguments of a loss whose counts are softened by a sigmoid."""
 
     temperature: float
 
 
 class SoftenedWithTail(Softened, total=False):
-    """Of a loss where the sigmoid may also continue along a line."""
+    """Arguments of a loss where the sigmoid may also continue along a line."""
 
     linear_tail: Tail
 
@@ -36,7 +36,7 @@ class SoftenedWithTail(Softened, total=False):
 def check_number(
     name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf, most: float = math.inf
 ) -> float:
-    """A finite number as a float, above `above`, from `least` to `most`, or an error says what it is.
+    """The value as a float; refused unless it is finite, above `above`, and from `least` to `most`.
 
     >>> check_number("alpha", "4", least=1)
     Traceback (most recent call last):

@@ -206,7 +206,7 @@ def check_batch(
 
 
 def check_embeddings(name: str, value: Any) -> None:
-    """Embeddings are a floating-point tensor (N, D) with D >= 1, or an error says what they are."""
+    """Refuse embeddings that are not a floating-point tensor (N, D) with D >= 1."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch tensor (N, D), not {type(value).__name__}.")
     if not value.dtype.is_floating_point:
@@ -258,7 +258,7 @@ def _plain_labels(name: str, labels: Any) -> Any:
 
 
 def integer_labels(labels: Any, device: torch.device, where: str) -> Tensor:
-    """Labels that can be kept or sent: `where` says what asks for that."""
+    """Labels as a tensor on a device; `where` tells the user what needs integers."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be integers of 64 bits {where}.")
     return labels.to(device, non_blocking=True)

@@ -14,7 +14,7 @@ from forerank.losses.named import NamedLoss
 from forerank.ranking.blocks import CountSettings, Interpolation
 
 # Cost and slope of a positive from the negatives and the positives before it.
-Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+RankCost = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _average_precision(negatives: Tensor, positives: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,7 +31,7 @@ def _loglog(negatives: Tensor, positives: Tensor) -> tuple[Tensor, Tensor]:
     return torch.log1p(log), 1 / ((1 + negatives) * (1 + log))
 
 
-OBJECTIVES: dict[str, Objective] = {"AP": _average_precision, "log": _log, "loglog": _loglog}
+OBJECTIVES: dict[str, RankCost] = {"AP": _average_precision, "log": _log, "loglog": _loglog}
 
 
 class BlackboxLoss(RankingLoss):

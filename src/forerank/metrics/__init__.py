@@ -7,7 +7,7 @@ from forerank.metrics.distances import class_distances
 from forerank.metrics.evaluation import evaluate, rank_queries
 from forerank.metrics.protocols import repeated_gallery
 from forerank.metrics.ranked_lists import RankedLists, neighbours
-from forerank.metrics.registry import METRICS, Metric, Ranks, Vectors
+from forerank.metrics.registry import METRICS, Metric, Ranks, VectorSet
 from forerank.metrics.rerank_choice import RerankChoice, choose_reranking
 from forerank.metrics.result import CategoryFigures, Evaluation, PerQuery
 from forerank.ranking.hard_rows import UnitRows, unit_rows
@@ -23,7 +23,7 @@ __all__ = [
     "Ranks",
     "RerankChoice",
     "UnitRows",
-    "Vectors",
+    "VectorSet",
     "choose_reranking",
     "class_distances",
     "confused_pairs",

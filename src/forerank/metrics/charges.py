@@ -13,11 +13,15 @@ from forerank.errors import InputError
 from forerank.ranking.hard_same import compared
 
 Floats = NDArray[np.float64]
-Derivative = Callable[[Floats, Floats], Floats]  # f'(R, P): negatives and positives before a positive
+DerivativeFunction = Callable[[Floats, Floats], Floats]  # f'(R, P): negatives and positives before a positive
 
 
 def positive_charges(
-    similarities: ArrayLike, is_positive: ArrayLike, slope: Derivative, *, temperature: float | None = None
+    similarities: ArrayLike,
+    is_positive: ArrayLike,
+    slope: DerivativeFunction,
+    *,
+    temperature: float | None = None,
 ) -> Floats:
     """(n,) what each positive charges one negative before it, f'(R_i); 0 for negatives.
 
@@ -31,7 +35,11 @@ def positive_charges(
 
 
 def ranking_penalties(
-    similarities: ArrayLike, is_positive: ArrayLike, slope: Derivative, *, temperature: float | None = None
+    similarities: ArrayLike,
+    is_positive: ArrayLike,
+    slope: DerivativeFunction,
+    *,
+    temperature: float | None = None,
 ) -> Floats:
     """(n,) the penalty of each negative: the sum of f'(R_i) over the positives i after it; 0 for positives.
 
@@ -57,7 +65,7 @@ def ranking_penalties(
 
 
 def ranking_gradients(
-    similarities: ArrayLike, is_positive: ArrayLike, slope: Derivative, *, temperature: float = 0.01
+    similarities: ArrayLike, is_positive: ArrayLike, slope: DerivativeFunction, *, temperature: float = 0.01
 ) -> Floats:
     """(n,) the gradient of a PNP loss in each negative's similarity: how hard training really pushes it.
 

@@ -12,7 +12,7 @@ from forerank.errors import InputError, check_name
 from forerank.metrics.inputs import check_numbers, checked_ks, label_codes, ranked_items, row_numbers
 from forerank.metrics.intervals import class_intervals
 from forerank.metrics.ranked_lists import checked_pairs
-from forerank.metrics.registry import Ranks, Vectors, expanded, find_metric
+from forerank.metrics.registry import Ranks, VectorSet, expanded, find_metric
 from forerank.metrics.registry import per_query as metric_per_query
 from forerank.metrics.reranking import reranked_ranks
 from forerank.metrics.result import CategoryFigures, Evaluation, PerQuery
@@ -115,7 +115,7 @@ def evaluate(
     ranking = [name for name in names if find_metric(name)[0].of == "ranks"]
     for name in ranking:
         if (find_metric(name)[1] or 0) > (most := ranked_items(query, shelf)):
-            raise InputError(f"{name} means nothing here: a query ranks only {most:,} gallery items.")
+            raise InputError(f"{name} cannot be measured here: a query ranks only {most:,} gallery items.")
     groups = None if categories is None else _category_names(categories, len(rows))
 
     counting = {"precision": precision, "memory": memory, "distributed": distributed}
@@ -141,7 +141,7 @@ def evaluate(
         ends = class_intervals(values, codes[asked], draws=bootstrap, confidence=confidence, seed=seed)
         intervals = {name: (low, high) for name, (low, high) in zip(ranking, ends.T.tolist(), strict=True)}
     used = np.union1d(query, shelf)
-    space = Vectors(rows, codes, used, seed)
+    space = VectorSet(rows, codes, used, seed)
     for name in names:
         metric = find_metric(name)[0]
         # One class has no distance to another: no figure rather than one that is not a number.

@@ -30,7 +30,7 @@ def similarity_histogram(
 ) -> SimilarityHistogram:
     """Histogram over up to `sample` random queries, each against the whole gallery.
 
-    Itself is left out, and so are items of the query's label and its `ignore` code.
+    The query itself is left out, and so are items of the query's label and its `ignore` code.
     """
     generator = np.random.default_rng(seed)
     some = np.sort(generator.choice(queries, min(sample, len(queries)), replace=False))

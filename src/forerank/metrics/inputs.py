@@ -67,7 +67,7 @@ def row_numbers(chosen: ArrayLike | None, count: int, what: str) -> NDArray[np.i
 
 
 def ranked_items(queries: NDArray[np.int64], gallery: NDArray[np.int64]) -> int:
-    """How many gallery items a query ranks at most: itself is not one of them."""
+    """How many gallery items a query ranks at most; the query itself does not count."""
     return len(gallery) - int(np.isin(queries, gallery).all())
 
 
@@ -86,6 +86,6 @@ def checked_ks(
         return tuple(k for k in wanted if k <= most) or (1,)
     if max(wanted) > most:
         raise InputError(
-            f"recall@{max(wanted)} means nothing here: a query ranks only {most:,} gallery items."
+            f"recall@{max(wanted)} cannot be measured here: a query ranks only {most:,} gallery items."
         )
     return wanted

@@ -1,7 +1,7 @@
 """Every metric as one entry: its key, title, unit, which way is better, and its function.
 
 A metric of the ranks is a function of `Ranks`, one value per query; its figure is the mean over the queries.
-A metric of the vectors is a function of `Vectors`, one value. A key that ends in "@k" is a family: its
+A metric of the vectors is a function of `VectorSet`, one value. A key that ends in "@k" is a family: its
 function also takes k, and "recall@k" gives recall@1, recall@10 and so on. Console, JSON, report, recipes, the
 paper and the guide read this registry; see "Add a metric" in CONTRIBUTING.md.
 """
@@ -71,7 +71,7 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Vectors:
+class VectorSet:
     """The vectors of queries and gallery together, for metrics that do not come from ranks."""
 
     rows: UnitRows
@@ -98,7 +98,7 @@ class Metric:
     Attributes:
         title: as tables and charts show it; "k" stands for the number.
         meaning: its definition in one line.
-        function: of `Ranks` -> (Q,), or of `Vectors` -> float (NaN: there is no such figure); a family's
+        function: of `Ranks` -> (Q,), or of `VectorSet` -> float (NaN: there is no such figure); a family's
             function takes k as well.
         unit: shares are numbers from 0 to 1 and are shown in percent; the others as they are.
         better: which way is better; None for a figure that is neither good nor bad.
@@ -188,7 +188,7 @@ def find_metric(name: str) -> tuple[Metric, int | None]:
     (10, 'mAP@R')
     >>> find_metric("recal@10")
     Traceback (most recent call last):
-    forerank.errors.InputError: unknown metric 'recal@10': did you mean 'recall@k'? Valid: recall@k, ...
+    forerank.errors.InputError: unknown metric 'recal@10': did you mean 'recall@10'? Valid: ...
     """
     numbered = re.fullmatch(r"(.+)@([1-9]\d*)", name)
     if name in METRICS and not name.endswith("@k"):
@@ -197,7 +197,12 @@ def find_metric(name: str) -> tuple[Metric, int | None]:
         return METRICS[f"{numbered[1]}@k"], int(numbered[2])
     if name in METRICS:
         raise InputError(f"{name} needs a number in the place of k, such as {name[:-1]}1.")
-    raise unknown("metric", name, METRICS)
+    # A family is suggested with the number that was asked for.
+    raise unknown(
+        "metric",
+        name,
+        [f"{key[:-1]}{numbered[2]}" if numbered and key.endswith("@k") else key for key in METRICS],
+    )
 
 
 def usual_metrics() -> list[str]:

@@ -30,7 +30,7 @@ Array = NDArray[np.float32]
 PRECISIONS = ("fp32", "bf16")
 # Largest difference of a component of a unit vector from torch in fp32 that an engine may show.
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.1}
-# Below so many parameters torch has finished before a network is converted.
+# Below this many parameters torch has finished before a network is converted.
 WORTH_CONVERTING = 1_000_000
 KEPT_NETWORKS = 16  # converted networks in the cache; the oldest give way
 

@@ -104,11 +104,11 @@ class Retriever:
 
         engine, precision = self.network.engine, self.network.precision
         singles = self.model.single_models()
-        found = [find_features(features_folder(single, engine, precision), files) for single in singles]
-        rows = [row for row in found[0] if all(row in other for other in found)]
+        known = [find_features(features_folder(single, engine, precision), files) for single in singles]
+        rows = [row for row in known[0] if all(row in other for other in known)]
         if not rows:
             return {}
-        features = [torch.stack([of_one[row] for row in rows]) for of_one in found]
+        features = [torch.stack([of_one[row] for row in rows]) for of_one in known]
         together = features[0] if len(features) == 1 else join_features(features)
         with torch.inference_mode():
             vectors = self.model.embed_features(together.to(self.device))

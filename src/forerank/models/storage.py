@@ -55,7 +55,7 @@ def shipped_model(name: str) -> str:
 
 
 def model_to_use(name: str, *, measured: bool) -> str:
-    """The measured model of a run, or what `shipped_model` answers, said aloud if it is another one."""
+    """The measured model of a run, or that of `shipped_model`; a message says so if it is another one."""
     chosen = name if measured else shipped_model(name)
     if chosen != name:
         say(f"the model is {chosen}, trained on all classes; --measured takes the one that was measured")

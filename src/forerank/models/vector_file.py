@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from forerank import sharing
 from forerank.console import is_text, progress_bar
 from forerank.data.sources import Picture, open_pictures
 from forerank.errors import InputError
-from forerank.files import write_atomically
+from forerank.files import write_atomically, write_vectors
 from forerank.models.retriever import Retriever
 
 BATCHES = 4  # of a part
@@ -99,7 +98,7 @@ def _embed_part(model: Retriever, place: Path, part: Sequence[Picture], on_bad: 
     kept = [picture.name for picture, fine in zip(named, good, strict=True) if fine]
     vectors_file.unlink(missing_ok=True)
     write_atomically(names_file, json.dumps({"all": names, "kept": kept}))
-    _write_array(vectors_file, (int(good.sum()), model.dim), [vectors[good]])
+    write_vectors(vectors_file, (int(good.sum()), model.dim), [vectors[good]])
 
 
 def _read_names(file: Path) -> dict[str, list[str]]:
@@ -122,20 +121,7 @@ def _join(folder: Path, parts: int, output: Path, dim: int) -> tuple[tuple[int, 
             for place in places:
                 lines.writelines(f"{name}\n" for name in _read_names(place.with_suffix(".json"))["kept"])
 
-    _write_array(output, (count, dim), (np.load(place.with_suffix(".npy")) for place in places))
+    write_vectors(output, (count, dim), (np.load(place.with_suffix(".npy")) for place in places))
     write_atomically(output.with_suffix(".txt"), write_names)
     shutil.rmtree(folder)
     return (count, dim), left_out
-
-
-def _write_array(file: Path, shape: tuple[int, int], blocks: Any) -> None:
-    """A .npy file of float32 (N, D), block after block."""
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as handle:
-            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(handle, header)
-            for block in blocks:
-                handle.write(np.ascontiguousarray(block, "<f4").tobytes())
-
-    write_atomically(file, write)

@@ -63,8 +63,8 @@ def _explanations(study: Study) -> list[str]:
     absent = [c.method for c in all_conditions() if published_recall(c.method) is None]
     figure = study.recipe(Condition(), 0).evaluation.choose_by
     return [
-        "Start: the network as it came, without a head, which no method has touched yet; it differs where a "
-        "method changes the pooling. Reached: the checkpoint with the best "
+        "Start: the network before training, without a head; it differs where a method changes the pooling. "
+        "Reached: the checkpoint with the best "
         f"{figure} on the validation classes. A seed improved if some checkpoint was better there than the "
         "start; otherwise the start is what was measured.",
         f"The paper's table for SOP does not name {', '.join(absent[:-1])} and {absent[-1]}.",

@@ -16,7 +16,7 @@ from forerank.training.recipe import Recipe, recipe_from_dict, recipe_text
 
 if TYPE_CHECKING:
     from forerank.metrics import Evaluation
-    from forerank.metrics.charges import Derivative
+    from forerank.metrics.charges import DerivativeFunction
     from forerank.training.measure import Embedded
 
 # Random batches of test images on which a loss's gradients are looked at.
@@ -27,9 +27,9 @@ def write_result(run: Run, seconds: float) -> None:
     """Measure an ended run and keep what tables and claims need, in one small file that says it has ended.
 
     The file has "validation" (the figure that chose the checkpoint), "seconds", "steps", "broke" (the loss
-    was no longer a number), "learned" (false if the model as it came is what was measured). Of a run that
-    measures it also has "metrics" (name -> value), "start" (the same of the network as it came) and "classes"
-    (right first answers and queries of every test class).
+    was no longer a number), "learned" (false if the model before training is what was measured). Of a run
+    that measures it also has "metrics" (name -> value), "start" (the same of the network before training) and
+    "classes" (right first answers and queries of every test class).
     """
     results = read_json_with_checksum(run.folder / "results.json")
     values = {
@@ -69,7 +69,7 @@ def _on_test_classes(run: Run, measured: Mapping[str, float]) -> dict[str, Any]:
 
 @cache
 def start_metrics(recipe: str) -> dict[str, float]:
-    """Recall@1 and mAP@R on the test classes of the network as it came, before a method touches it.
+    """Recall@1 and mAP@R on the test classes of the network before training.
 
     Args:
         recipe: as text, with only what this depends on, so that it is measured once for many methods.
@@ -161,15 +161,14 @@ def same_origin(vectors: NDArray[np.float32], merged: NDArray[Any], original: ND
     >>> same_origin(vectors, np.zeros(4, int), np.array(list("abab")))
     0.0
     """
+    from forerank.metrics import neighbours
+
     right = total = 0
     for label in np.unique(merged):
         rows = np.flatnonzero(merged == label)
         if len(rows) < 2:
             continue
-        unit = vectors[rows] / np.linalg.norm(vectors[rows], axis=1, keepdims=True)
-        similarity = unit @ unit.T
-        np.fill_diagonal(similarity, -np.inf)
-        right += int((original[rows][similarity.argmax(axis=1)] == original[rows]).sum())
+        right += int(neighbours(vectors[rows], original[rows], k=1).is_positive.sum())
         total += len(rows)
     return right / max(total, 1)
 
@@ -207,7 +206,10 @@ def push_correlation(run: Run, vectors: NDArray[np.float32], labels: NDArray[np.
 
 
 def query_correlation(
-    similarity: NDArray[np.float64], positive: NDArray[np.bool_], slope: "Derivative", temperature: float
+    similarity: NDArray[np.float64],
+    positive: NDArray[np.bool_],
+    slope: "DerivativeFunction",
+    temperature: float,
 ) -> float | None:
     """Spearman's correlation, over the negatives that stand before a positive, of how many positives they
     stand before with the size of the loss's gradient on their similarity.

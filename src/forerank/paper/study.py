@@ -222,7 +222,7 @@ class Study:
         return list(self.by_seed(condition, metric).values())
 
     def started(self, condition: Condition, metric: str) -> list[float]:
-        """The metric (%) of each seed's network as it came, before any training."""
+        """The metric (%) of each seed's network before training."""
         results = self.results(condition).values()
         return [100 * result["start"][metric] for result in results if "start" in result]
 

@@ -256,7 +256,7 @@ def unlearned(study: Study, named: Mapping[str, Condition]) -> list[str]:
     """A sentence about runs that only show what they started from."""
     idle = {row: count for row, condition in named.items() if (count := study.unlearned(condition))}
     listed = ", ".join(f"{row} ({count})" for row, count in idle.items())
-    return [f"Runs that learned nothing and show the network as it came: {listed}."] if idle else []
+    return [f"Runs that learned nothing and show the network before training: {listed}."] if idle else []
 
 
 def settings(study: Study) -> list[str]:

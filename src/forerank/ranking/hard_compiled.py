@@ -117,7 +117,7 @@ class _Side:
         above = np.ascontiguousarray(self.above if self.along == 1 else self.above.T, dtype=np.int64)
         tied, threshold = np.zeros_like(above), self.block.threshold.numpy()
         near, margin = self.rest[: self.seen[0]], screen.dot_margin(self.rows.dim)
-        left = kernel.settle(self.vectors, self.items, threshold, margin, above, near)
+        left = kernel.decide_open_pairs(self.vectors, self.items, threshold, margin, above, near)
         query, item, p = near[:left].T.astype(np.int64)
         if len(query):
             exact = self.rows.similarity(self.block.index[query], self.other.index[item]).numpy()

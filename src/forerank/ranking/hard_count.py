@@ -55,7 +55,7 @@ class Counter:
             self.step(*tile)
 
     def step(self, queries: Queries, items: Block, both: bool) -> None:
-        """Count a tile, then let go of the vectors that are no longer needed."""
+        """Count a tile, then free the vectors that are no longer needed."""
         self.count(queries, items, both)
         with self.lock:
             self.uses[id(items)] -= 1
@@ -184,7 +184,7 @@ def count_gallery(
 
 
 def _alike(some: Integers, number: Integers, most: int) -> Iterator[Integers]:
-    """Parts of the queries, with like numbers of positives and so many together (or one query)."""
+    """Parts of the queries: similar numbers of positives, and `most` of them together (or one query)."""
     some = some[np.argsort(number[some], kind="stable")]
     while len(some):
         area = number[some] * np.arange(1, len(some) + 1)

@@ -289,7 +289,7 @@ def count_columns(
 
 
 @_compiled()
-def settle(
+def decide_open_pairs(
     vectors: NDArray[np.float32], items: NDArray[np.float32], threshold: NDArray[np.float64], margin: float,
     above: NDArray[np.int64], rest: NDArray[np.int32],
 ) -> int:  # fmt: skip
@@ -343,4 +343,4 @@ def prepare(dtype: type[np.generic]) -> None:
     count_rows(slab, tile, 0, size, Side(bound, bound, limit, limit, number), above, rest, seen, 1)
     side = Side(bound.T.copy(), bound.T.copy(), limit.T.copy(), limit.T.copy(), number)
     count_columns(slab, tile, 0, size, side, above.T.copy(), rest, seen, 1)
-    settle(vectors, vectors, np.ones((size, 1)), 0.0, above.astype(np.int64), rest[:0])
+    decide_open_pairs(vectors, vectors, np.ones((size, 1)), 0.0, above.astype(np.int64), rest[:0])

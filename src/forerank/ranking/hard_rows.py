@@ -12,7 +12,7 @@ from forerank.errors import InputError
 from forerank.ranking.hard_threads import in_parts
 
 Embeddings: TypeAlias = NDArray[np.floating] | NDArray[np.integer] | Tensor
-Index: TypeAlias = slice | NDArray[np.int64]
+RowIndex: TypeAlias = slice | NDArray[np.int64]
 
 # Rows read at a time where the whole would not fit: 2,048 x 512 in float64 is 8 MiB.
 BLOCK_ELEMENTS = 1 << 20
@@ -25,7 +25,7 @@ class UnitRows:
     """The embeddings (N, D) divided by their length in float64; nothing of that size is kept.
 
     The similarity of two rows is the float64 dot product of their unit vectors: the one definition
-    that every count in this package answers to, whatever precision did the screening.
+    that every count in this package follows, whatever precision did the screening.
     """
 
     source: Embeddings
@@ -41,11 +41,11 @@ class UnitRows:
         """Width D of an embedding."""
         return int(self.source.shape[1])
 
-    def float64(self, index: Index) -> Tensor:
+    def float64(self, index: RowIndex) -> Tensor:
         """Unit vectors (len(index), D) in float64."""
         return self._scaled(index) / self.length[index].to(self.device)[:, None]
 
-    def float32(self, index: Index) -> Tensor:
+    def float32(self, index: RowIndex) -> Tensor:
         """Unit vectors (len(index), D), rounded once to float32, converted in small blocks."""
         rows = np.arange(len(self), dtype=np.int64)[index] if isinstance(index, slice) else index
         unit = torch.empty(len(rows), self.dim, dtype=torch.float32, device=self.device)
@@ -68,7 +68,7 @@ class UnitRows:
         dots = torch.from_numpy(in_parts(part, len(first), step))
         return (dots / (self.length[first] * self.length[second])).to(self.device)
 
-    def _scaled(self, index: Index) -> Tensor:
+    def _scaled(self, index: RowIndex) -> Tensor:
         values = _read(self.source, index, self.device)
         return values if self.scale is None else values / self.scale[index].to(self.device)[:, None]
 
@@ -150,7 +150,7 @@ def blocks(count: int, dim: int) -> list[tuple[int, int]]:
     return [(start, min(count, start + step)) for start in range(0, count, step)]
 
 
-def _read(source: Embeddings, index: Index, device: torch.device) -> Tensor:
+def _read(source: Embeddings, index: RowIndex, device: torch.device) -> Tensor:
     if isinstance(source, Tensor):
         chosen = (
             source[index] if isinstance(index, slice) else source[torch.from_numpy(index).to(source.device)]

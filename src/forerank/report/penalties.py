@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from forerank.metrics.charges import Derivative, Floats
+from forerank.metrics.charges import DerivativeFunction, Floats
 
 
-def derivative(name: str = "PNP-Dq", **arguments: Any) -> Derivative:
+def derivative(name: str = "PNP-Dq", **arguments: Any) -> DerivativeFunction:
     """The derivative f'(R, P) of any loss of `forerank losses`, on arrays over the positives of one query.
 
     R counts the negatives and P the positives before a positive; the PNP losses do not look at P.

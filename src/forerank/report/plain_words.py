@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerank.console import percent
 from forerank.metrics.registry import title
 from forerank.report.readings import recall_difference, shown_value
 
@@ -22,7 +23,7 @@ def plain_sentence(before: Any | None, after: Any, *, changed: bool = True) -> s
     >>> plain_sentence({"recall@1": 0.583}, {"recall@1": 0.583}, changed=False)
     'Of 100 searches 58 find the right class first; training did not help, so the model from before is kept.'
     """
-    now = round(100 * after["recall@1"])
+    now = percent(after["recall@1"], digits=0, mark=False)
     if before is None:
         return f"Of 100 searches {now} find the right class first."
     if not changed:
@@ -35,8 +36,11 @@ def plain_sentence(before: Any | None, after: Any, *, changed: bool = True) -> s
 
 def _before(before: Any, after: Any) -> str:
     """The figure from before, with a decimal where rounding would hide the change."""
-    old, new = 100 * before["recall@1"], 100 * after["recall@1"]
-    return f"{old:.1f} (now {new:.1f})" if round(old) == round(new) and old != new else f"{round(old)}"
+    shares = before["recall@1"], after["recall@1"]
+    old, new = (percent(share, digits=0, mark=False) for share in shares)
+    if old != new or shares[0] == shares[1]:
+        return old
+    return f"{percent(shares[0], mark=False)} (now {percent(shares[1], mark=False)})"
 
 
 def plain_warnings(before: Any | None, after: Any, labels: NDArray[Any]) -> list[str]:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forerank.errors import InputError
 from forerank.metrics import neighbours, positive_charges, ranking_penalties
-from forerank.metrics.charges import Derivative
+from forerank.metrics.charges import DerivativeFunction
 from forerank.ranking.hard_rows import Embeddings, UnitRows
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def rank_query(
     embeddings: Embeddings | UnitRows,
     labels: ArrayLike,
     query: int,
-    derivative: Derivative,
+    derivative: DerivativeFunction,
     *,
     shown: int = 12,
     temperature: float | None = None,

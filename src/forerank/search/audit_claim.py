@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forerank.console import percent
 from forerank.data import noisy_labels
 from forerank.metrics import neighbours
-from forerank.search.label_audit import Audit, Counts, Floats, count_before
+from forerank.search.label_audit import Audit, AuditCounts, Floats, count_before
 
 SPOILED = 0.05  # share of the labels that one spoil test makes wrong
 ENOUGH = 200  # spoiled labels for a steady estimate; few images are spoiled several times
@@ -49,8 +50,8 @@ class AuditClaim:
         """Where the numbers come from, in one sentence."""
         return (
             f"Estimated by making {self.spoiled:,} labels wrong on purpose, as if labels went wrong at "
-            f"random: such a list holds {self.recall:.0%} of them. A mistake between classes that look "
-            "alike, or one that the model has learned, is harder to find"
+            f"random: such a list holds {percent(self.recall, digits=0)} of them. "
+            "A mistake between classes that look alike, or one that the model has learned, is harder to find"
         )
 
 
@@ -104,7 +105,7 @@ def expected_wrong(
     )
 
 
-def _suspicion(counts: Audit | Counts) -> Floats:
+def _suspicion(counts: Audit | AuditCounts) -> Floats:
     """(N,) one number by which `Audit.order` goes first: suspects above the others, then by chance."""
     suspicion: Floats = counts.suspect.astype(np.float64) + np.nan_to_num(counts.chance, nan=0.0)
     return suspicion

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from forerank.console import percent
 from forerank.data import Table
 from forerank.data.table import BOX_COLUMNS
 from forerank.files import write_atomically
@@ -32,7 +33,7 @@ OWN_STYLE = """
 
 
 def write_csv(audit: Audit, path: Path) -> None:
-    """Every image, most suspicious first: with the column `label` mended it is the next training's table.
+    """Write every image, most suspicious first; correct the column `label`, then train on this table.
 
     Paths are absolute, so that the table can lie anywhere, and the audited table's other columns go along.
     """
@@ -120,7 +121,7 @@ def _suspects(audit: Audit, picture: Thumbnails, shown: int) -> str:
         said = (
             f"{audit.table.path[i]}: labelled {audit.table.label[i]}, but "
             f"{audit.before_nearest[i]:,.0f} images of other classes stand before the nearest of its own; "
-            f"{audit.agreement[i]:.0%} of its nearest are {audit.suggestion[i]}."
+            f"{percent(audit.agreement[i], digits=0)} of its nearest are {audit.suggestion[i]}."
         )
         asks = _framed(audit.table, picture, int(i), "asks")
         rows.append(f'<div class="row"><p>{escape(said)}</p>{asks}<div class="gap"></div>{near}</div>')

@@ -306,7 +306,7 @@ def _embed(
     report: BuildReport,
     part: int,
 ) -> dict[str, str]:
-    """Store the vector of every content that has none yet; content -> why, of those that can have none."""
+    """Store the vector of every content that has none yet; content -> reason, for those that get none."""
     stored = update.stored({row.content for row in rows})
     before = finished & stored
     new: dict[str, Row] = {}  # one file of each content is enough
@@ -325,7 +325,7 @@ def _embed(
     report.reused = len(fresh)
     todo = [row for position, row in enumerate(todo) if position not in reused]
     # Parts are cut the same way however many processes there are and whatever a killed run has stored: an
-    # image goes through the network in the same company, and so its vector is the same bit for bit.
+    # image goes through the network in the same batch, and so its vector is the same bit for bit.
     parts = [todo[start : start + part] for start in range(0, len(todo), part)]
     mine = [rows for rows in parts[sharing.rank() :: sharing.count()] if _contents(rows) - stored]
     with progress_bar("embedding", sum(map(len, mine))) as advance:

@@ -36,7 +36,7 @@ class BuildReport:
         )
 
     def leave_out(self, path: str, reason: str, on_bad: str) -> None:
-        """Note an image that cannot be indexed; the first few are told. `on_bad="refuse"` stops there."""
+        """Note an image that cannot be indexed; the first few are printed. `on_bad="refuse"` stops there."""
         if on_bad == "refuse":
             raise InputError(f"cannot index {path}: {reason}")
         self.skipped[path] = reason

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from forerank.console import percent
 from forerank.errors import InputError
 from forerank.metrics.intervals import class_intervals, wilson_interval
+from forerank.metrics.ranked_lists import ranked
 from forerank.ranking.hard_rows import unit_rows
 from forerank.ranking.hard_same import TIE, compared
 from forerank.search.engine import Engine, Vectors
@@ -68,9 +70,9 @@ class Calibration:
         else:
             rule = f"trust a vote of the nearest {self.neighbours} from support {self.similarity:.4f}"
         return (
-            f"{rule}: {promise(self.to_dict())} if {self.absent:.0%} of the queries are not "
-            f"in the catalogue. Of those that are in it {self.answered:.1%} get an answer, of the others "
-            f"{self.false_answers:.1%} wrongly get one. "
+            f"{rule}: {promise(self.to_dict())} if {percent(self.absent, digits=0)} of the queries are not "
+            f"in the catalogue. Of those that are in it {percent(self.answered)} get an answer, "
+            f"of the others {percent(self.false_answers)} wrongly get one. "
             f"From {self.queries:,} queries of {self.classes:,} classes."
         )
 
@@ -171,12 +173,13 @@ def _too_few(result: Calibration) -> str:
     instead = (
         ""
         if best is None
-        else f"; with --precision {math.floor(100 * best.precision) / 100:.2f} about {best.answered:.0%} are"
+        else f"; with --precision {math.floor(100 * best.precision) / 100:.2f} "
+        f"about {percent(best.answered, digits=0)} are"
     )
     return (
-        f"a precision of {result.wanted:.1%} needs similarity {result.similarity:.4f}, and then only "
-        f"{result.answered:.1%} of the questions are answered{instead}. Nothing was stored: ask for less, "
-        "train a better model, or store it all the same with --anyway."
+        f"a precision of {percent(result.wanted)} needs similarity {result.similarity:.4f}, and then only "
+        f"{percent(result.answered)} of the questions are answered{instead}. Nothing was stored: "
+        "ask for less, train a better model, or store it all the same with --anyway."
     )
 
 
@@ -236,15 +239,16 @@ def run_trials(
         if wrong:
             support_other[i] = _vote(wrong, neighbours).support
         if right:
-            # On a tie the wrong image comes first, as in every count.
-            ranked = sorted([*wrong, *right], key=lambda pair: (-pair[0], pair[1] == name))
-            vote = _vote(ranked, neighbours)
+            both = [*wrong, *right]
+            is_right = np.arange(len(both)) >= len(wrong)
+            order = ranked(np.array([s for s, _ in both]), is_right, np.arange(len(both)))
+            vote = _vote([both[place] for place in order], neighbours)
             support[i], correct[i] = vote.support, vote.label == name
     return Trials(support, correct, support_other, names)
 
 
-def _vote(ranked: Sequence[tuple[float, str]], voters: int) -> Vote:
-    vote = count_votes([label for _, label in ranked], [similarity for similarity, _ in ranked], voters)
+def _vote(images: Sequence[tuple[float, str]], voters: int) -> Vote:
+    vote = count_votes([label for _, label in images], [similarity for similarity, _ in images], voters)
     assert vote is not None  # every image of the trials has a label
     return vote
 
@@ -296,9 +300,9 @@ def choose_threshold(
     if not len(good):
         best = int(np.argmax(curve))
         raise InputError(
-            f"no threshold gives a precision of {precision:.1%} with {min_answers} answers or more: the best "
-            f"is {curve[best]:.1%}, from similarity {similarity[order][best]:.4f} on. Ask for less, or train "
-            "a better model."
+            f"no threshold gives a precision of {percent(precision)} with {min_answers} answers or more: "
+            f"the best is {percent(curve[best])}, from similarity {similarity[order][best]:.4f} on. "
+            "Ask for less, or train a better model."
         )
     threshold = float(similarity[order][good[-1]])
     accepted = similarity >= threshold

@@ -241,7 +241,7 @@ class Corrections:
         decided.with_columns(path=[str(f.absolute()) for f in decided.files]).write_csv(file)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._out.close()
 
 

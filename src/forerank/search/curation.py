@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from forerank.data import Table
 from forerank.errors import InputError
+from forerank.metrics import UnitRows, unit_rows
+from forerank.metrics.ranked_lists import ranked
 from forerank.search.audit_claim import AuditClaim, expected_wrong
 from forerank.search.class_figures import ClassFigures, class_figures
 from forerank.search.duplicates import find_duplicates, near_copies
@@ -87,13 +89,13 @@ def curate(
     labels = audit(vectors[rows], table.where(rows), limit=limit)
     claim = expected_wrong(labels, vectors[rows], limit=limit)
     measured = measure_pictures(table)
-    usable = np.flatnonzero(readable)
+    usable, measured_rows = np.flatnonzero(readable), unit_rows(vectors[rows])
     return LabelledCuration(
         table=table,
         labels=labels,
         claim=claim,
         suspects=tuple(
-            _suspect(labels, int(i), rows, unit[rows]) for i in labels.order()[: claim.shown].tolist()
+            _suspect(labels, int(i), rows, measured_rows) for i in labels.order()[: claim.shown].tolist()
         ),
         copies=_copies(table, unit, measured, similarity),
         issues=tuple(find_issues(vectors, measured)),
@@ -134,15 +136,14 @@ def curate_index(index: Index, similarity: float = 0.98) -> Curation:
     return Curation(table, tuple(copies), tuple(find_issues(np.concatenate(parts), measured)))
 
 
-def _suspect(labels: Audit, i: int, rows: Ints, unit: Floats32, shown: int = 4) -> Suspect:
+def _suspect(labels: Audit, i: int, rows: Ints, vectors: UnitRows, shown: int = 4) -> Suspect:
     """The suspect at place `i` of the audited rows, with the nearest images of both classes."""
-    similarity = unit @ unit[i]
-    similarity[i] = -np.inf
 
     def nearest(label: str) -> tuple[int, ...]:
         places = np.flatnonzero(labels.table.label == label)
         places = places[places != i]
-        order = np.argsort(-similarity[places], kind="stable")[:shown]
+        similarity = vectors.similarity(np.full(len(places), i), places).numpy()
+        order = ranked(similarity, np.ones(len(places), bool), places)[:shown]
         return tuple(rows[places[order]].tolist())
 
     suggestion = str(labels.suggestion[i])

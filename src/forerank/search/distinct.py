@@ -11,7 +11,7 @@ from forerank.search.vote import VOTERS, Vote, calibrated_vote, vote_on_hits
 
 DEEPEST = 2000  # images looked at for the sake of different ones
 DUPLICATE = 0.98  # the similarity from which on `forerank duplicates` calls two images near-identical
-MOST_FOLDED = 24  # folded images that are told of one result
+MOST_FOLDED = 24  # folded images that are listed with one result
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ class Engine(Protocol):
         """Read everything and compare it with its checksums; the number of bytes. Damage is an InputError."""
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
 
 
 # Scheme of an address -> "module:class" of its engine, imported when it is first used. No scheme: a folder.

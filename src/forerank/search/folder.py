@@ -2,12 +2,11 @@
 
 import contextlib
 import fcntl
-import os
 import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from forerank.search.engine import EVERYTHING, Abilities, Filter, Meta, RowNeigh
 from forerank.search.exact import top_k, top_k_among
 from forerank.search.journal import JOURNAL, Journals, of_rank
 from forerank.search.positions import Positions
-from forerank.search.reranked import write_averages
+from forerank.search.reranked import averages
 from forerank.search.rows import Row
 
 
@@ -320,7 +319,7 @@ class _FolderUpdate:
         meta = {**meta, "format": generation.FORMAT, "dim": self._dim, "count": len(rows)}
         averaging = read_reranking(meta.get("rerank"))
         if isinstance(averaging, Averaging) and len(rows):
-            vectors = write_averages(building / "averages.npy", vectors, averaging)
+            vectors = _write_and_map(building / "averages.npy", vectors.shape, averages(vectors, averaging))
         meta["approximate"] = self._build_approximate(building / "hnsw.faiss", vectors)
         if save_model is not None:
             save_model(building / "model")
@@ -332,18 +331,9 @@ class _FolderUpdate:
 
     def _write_vectors(self, path: Path, rows: Sequence[Row]) -> Vectors:
         """Compose vectors.npy (N, D) in the order of the rows and map it."""
-        shape = (len(rows), self._dim)
-        with path.open("wb") as file:
-            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            for start in range(0, len(rows), 8192):
-                contents = [row.content for row in rows[start : start + 8192]]
-                file.write(self._vectors_of(contents).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        if not len(rows):
-            return np.empty(shape, np.float32)
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        parts = (rows[start : start + 8192] for start in range(0, len(rows), 8192))
+        blocks = (self._vectors_of([row.content for row in part]) for part in parts)
+        return _write_and_map(path, (len(rows), self._dim), blocks)
 
     def _vectors_of(self, contents: Sequence[str]) -> Vectors:
         result = np.empty((len(contents), self._dim), np.float32)
@@ -373,3 +363,8 @@ class _FolderUpdate:
         say(str(measured))
         hnsw.write(graph, path)
         return measured.to_dict()
+
+
+def _write_and_map(path: Path, shape: tuple[int, ...], blocks: Iterable[Vectors]) -> Vectors:
+    files.write_vectors(path, (shape[0], shape[1]), blocks)
+    return np.asarray(np.load(path, mmap_mode="r" if shape[0] else None, allow_pickle=False))

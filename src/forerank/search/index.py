@@ -288,7 +288,7 @@ class Index:
         return file
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         self.engine.close()
 
 

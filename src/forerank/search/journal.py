@@ -112,8 +112,8 @@ class Journals:
 
     def stored(self, contents: Sequence[str]) -> set[str]:
         """Those of `contents` that have a vector in any of them."""
-        found = np.max([journal.find(contents) for journal in (self.own, *self._others)], axis=0)
-        return {content for content, number in zip(contents, found.tolist(), strict=True) if number >= 0}
+        numbers = np.max([journal.find(contents) for journal in (self.own, *self._others)], axis=0)
+        return {content for content, number in zip(contents, numbers.tolist(), strict=True) if number >= 0}
 
     def vectors(self, contents: Sequence[str]) -> Vectors:
         """The vectors (n, D) of these contents."""

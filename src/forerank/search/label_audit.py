@@ -13,6 +13,7 @@ from forerank.errors import InputError
 from forerank.metrics import ConfusedPair, RankedLists, confused_pairs, neighbours
 from forerank.ranking.hard import hard_ranks
 from forerank.ranking.hard_rows import unit_rows
+from forerank.search.vote import most_frequent
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -129,7 +130,7 @@ def audit(
 
 
 @dataclass(frozen=True)
-class Counts:
+class AuditCounts:
     """What `audit` counts for each image (N,); `suggestion` holds codes of classes."""
 
     positives: Ints
@@ -142,7 +143,7 @@ class Counts:
     reach: Ints  # how many of its positives, nearest first, an image holds as its own
 
 
-def count_before(vectors: npt.NDArray[Any], table: Table, near: RankedLists, *, limit: float) -> Counts:
+def count_before(vectors: npt.NDArray[Any], table: Table, near: RankedLists, *, limit: float) -> AuditCounts:
     """Count what stands before the positives of each image, and let its nearest images `near` vote."""
     codes, size = table.label_ids, len(table)
     positives = np.bincount(codes)[codes] - 1
@@ -157,11 +158,10 @@ def count_before(vectors: npt.NDArray[Any], table: Table, near: RankedLists, *, 
                 reach[i] = int((ahead <= positives[i] // 4).sum())
     chance = _chance(before_nearest, positives, size - 1 - positives)
     voters = max(1, int(np.median(positives)))
-    suggestion, agreement = _suggested_labels(
-        near.index[:, :voters], near.similarity[:, :voters], codes, len(table.classes)
-    )
+    suggestion = np.array([most_frequent(line) for line in codes[near.index[:, :voters]].tolist()])
+    agreement = (codes[near.index[:, :voters]] == suggestion[:, None]).mean(axis=1)
     suspect = (np.nan_to_num(chance, nan=0.0) >= limit) & (suggestion != codes)
-    return Counts(positives, before, before_nearest, chance, suspect, suggestion, agreement, reach)
+    return AuditCounts(positives, before, before_nearest, chance, suspect, suggestion, agreement, reach)
 
 
 def score(audit: Audit, wrong: npt.NDArray[np.bool_]) -> AuditScore:
@@ -193,19 +193,6 @@ def _chance(before_nearest: Floats, positives: Ints, negatives: Ints) -> Floats:
             log_none = lgamma(n + 1) - lgamma(n - m + 1) - lgamma(n + p + 1) + lgamma(n + p - m + 1)
             result[i] = 0.0 - np.expm1(log_none)
     return result
-
-
-def _suggested_labels(
-    nearest: Ints, similarity: npt.NDArray[np.floating[Any]], codes: Ints, classes: int
-) -> tuple[Ints, Floats]:
-    """The most frequent label (code) among the nearest images and its share; on a tie the more similar."""
-    suggestion = np.empty(len(nearest), np.int64)
-    agreement = np.empty(len(nearest))
-    for i, (rows, similarities) in enumerate(zip(nearest, similarity, strict=True)):
-        votes = np.bincount(codes[rows], weights=1 + 1e-3 * (similarities + 1), minlength=classes)
-        suggestion[i] = int(votes.argmax())
-        agreement[i] = float((codes[rows] == suggestion[i]).mean())
-    return suggestion, agreement
 
 
 def _split_classes(

@@ -84,7 +84,7 @@ class Connection:
             return repeat(request, what, PATIENT_ATTEMPTS)
 
     def close(self) -> None:
-        """Let go of the server."""
+        """Close the connection to the server."""
         if self._client is not None:
             self._client.close()
             self._client = None

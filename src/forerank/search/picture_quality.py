@@ -154,8 +154,8 @@ def find_issues(vectors: npt.NDArray[Any] | None, measured: PictureMeasures) -> 
         usable = np.flatnonzero(np.isfinite(vectors).all(axis=1))
         if len(usable) > OUTLIER_NEIGHBOURS:
             near = neighbours(vectors[usable], np.zeros(len(usable), int), k=OUTLIER_NEIGHBOURS)
-            company = np.full(len(vectors), np.nan)
-            company[usable] = near.similarity.mean(axis=1)
+            closeness = np.full(len(vectors), np.nan)
+            closeness[usable] = near.similarity.mean(axis=1)
             sentence = f"the mean similarity of its {OUTLIER_NEIGHBOURS} nearest images is {{:.3f}}"
-            add("outlier", company, unusually_low(company), sentence)
+            add("outlier", closeness, unusually_low(closeness), sentence)
     return issues

@@ -39,15 +39,15 @@ class Positions:
     def find(self, contents: Sequence[str]) -> Ids:
         """The numbers (n,) of some contents, -1 where there is none."""
         keys = [bytes.fromhex(content) for content in contents]
-        found = np.full(len(keys), -1, np.int64)
+        numbers = np.full(len(keys), -1, np.int64)
         if len(self._keys) and keys:
             wanted = np.array(keys, "S16")
             places = np.searchsorted(self._keys, wanted, side="right") - 1
             here = (places >= 0) & (self._keys[places] == wanted)
-            found[here] = self._numbers[places[here]]
+            numbers[here] = self._numbers[places[here]]
         for i, key in enumerate(keys):
-            found[i] = self._recent.get(key, found[i])
-        return found
+            numbers[i] = self._recent.get(key, numbers[i])
+        return numbers
 
     def __contains__(self, content: str) -> bool:
         return bool(self.find([content])[0] >= 0)

@@ -5,9 +5,7 @@ must be made when the index is built. The similarity of a hit stays the cosine o
 calibrated threshold is about; only the order changes.
 """
 
-import os
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,25 +66,18 @@ def find_reranked(
     return RowNeighbours(first.ids[:, :k], first.similarities[:, :k])
 
 
-def write_averages(path: Path, vectors: Vectors, chosen: Averaging) -> Vectors:
-    """Write the average (N, D) of each vector and its nearest others as .npy, block by block, and map it."""
-    with path.open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": vectors.shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, len(vectors), _ROWS):
-            own = np.ascontiguousarray(vectors[start : start + _ROWS])
-            rows = np.arange(start, start + len(own))
-            near, _ = top_k(own, vectors, chosen.neighbours + 1)
-            # A row is not its own neighbour; where copies push it off its list, the last of the list goes.
-            order = np.argsort(near == rows[:, None], axis=1, kind="stable")
-            near = np.take_along_axis(near, order, axis=1)[:, : min(chosen.neighbours, len(vectors) - 1)]
-            others = vectors[near].astype(np.float64)  # (n, m, D)
-            similarity = np.einsum("nd,nmd->nm", own.astype(np.float64), others)
-            averages = weighted_means(own.astype(np.float64), others, similarity, chosen.alpha)
-            file.write(averages.astype(np.float32).tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+def averages(vectors: Vectors, chosen: Averaging) -> Iterator[np.ndarray]:
+    """The average of each vector (N, D) and its nearest others, in blocks (n, D)."""
+    for start in range(0, len(vectors), _ROWS):
+        own = np.ascontiguousarray(vectors[start : start + _ROWS])
+        rows = np.arange(start, start + len(own))
+        near, _ = top_k(own, vectors, chosen.neighbours + 1)
+        # A row is not its own neighbour; where copies push it off its list, the last of the list goes.
+        order = np.argsort(near == rows[:, None], axis=1, kind="stable")
+        near = np.take_along_axis(near, order, axis=1)[:, : min(chosen.neighbours, len(vectors) - 1)]
+        others = vectors[near].astype(np.float64)  # (n, m, D)
+        similarity = np.einsum("nd,nmd->nm", own.astype(np.float64), others)
+        yield weighted_means(own.astype(np.float64), others, similarity, chosen.alpha)
 
 
 def _leave_out(nearest: RowNeighbours, without: Collection[int], k: int) -> RowNeighbours:

@@ -19,22 +19,22 @@ from forerank.data.sources import Picture, is_stream, open_pictures, remote
 from forerank.data.threads import map_in_threads
 from forerank.errors import InputError
 from forerank.search.build_job import Job, reason
-from forerank.search.catalogue import Catalogue, catalogue
 from forerank.search.engine import Update
 from forerank.search.rows import Row, hash_bytes
+from forerank.search.rows_on_disk import RowsOnDisk, rows_on_disk
 
 BLOCK = 4096  # rows that processes exchange at once
 
 
 @dataclass(frozen=True)
-class Stream:
+class PictureStream:
     """Pictures one after the other, and where the paths of their rows start from."""
 
     root: str
     pictures: Iterator[Picture]
 
 
-def open_stream(source: str | Path, split: str = "all") -> Stream | None:
+def open_stream(source: str | Path, split: str = "all") -> PictureStream | None:
     """A source as a stream; None where it is no shard and no address.
 
     >>> open_stream("photos") is None
@@ -45,15 +45,15 @@ def open_stream(source: str | Path, split: str = "all") -> Stream | None:
     if split != "all":
         raise InputError(f"{source} is not divided into parts: leave out --split.")
     if "://" in str(source):
-        return Stream(remote.folder_of(str(source)), open_pictures(source))
+        return PictureStream(remote.folder_of(str(source)), open_pictures(source))
     place = Path(source).expanduser().absolute()
-    return Stream(str(place if place.is_dir() else place.parent), open_pictures(place))
+    return PictureStream(str(place if place.is_dir() else place.parent), open_pictures(place))
 
 
-def index_stream(job: Job, stream: Stream) -> None:
+def index_stream(job: Job, stream: PictureStream) -> None:
     """Make an index hold exactly the pictures of a stream."""
     report, meta = job.report, job.meta
-    with catalogue() as rows:
+    with rows_on_disk() as rows:
         if job.old is not None and not job.replace:
             rows.remember(job.engine.all_rows())
         with job.update() as update:
@@ -78,7 +78,9 @@ def _parts(pictures: Iterator[Picture], size: int) -> Iterator[list[Picture]]:
         yield part
 
 
-def _index_part(job: Job, update: Update, root: str, part: Sequence[Picture], before: Catalogue) -> list[Row]:
+def _index_part(
+    job: Job, update: Update, root: str, part: Sequence[Picture], before: RowsOnDisk
+) -> list[Row]:
     """Store the vectors of a part that are not stored yet; the rows of its pictures."""
     paths = {picture.name: picture.name.removeprefix(root).lstrip("/") for picture in part}
     known = before.known([path for path in paths.values() if is_text(path)])
@@ -128,7 +130,7 @@ def _index_part(job: Job, update: Update, root: str, part: Sequence[Picture], be
 def _embed(
     job: Job, update: Update, todo: dict[str, bytes], rows: Sequence[Row], stored: set[str]
 ) -> dict[str, str]:
-    """Embed a part in the company that it always has; content -> why, of what can have no vector."""
+    """Embed a part, always in the same batches; content -> reason, for contents without a vector."""
     if not todo.keys() - stored:
         return {}
     vectors = job.retriever.embed(list(todo.values()), progress=False, on_bad="skip")
@@ -147,7 +149,7 @@ def _bytes(picture: Picture) -> bytes:
     return data if isinstance(data, bytes) else data.read_bytes()
 
 
-def _gather(rows: Catalogue, job: Job) -> None:
+def _gather(rows: RowsOnDisk, job: Job) -> None:
     """Give every process the rows of all of them, and the sums of what they did."""
     if sharing.count() == 1:
         return

@@ -1,11 +1,12 @@
-"""What the nearest images are called: the one vote of the page, the command line and the calibration."""
+"""What the nearest images are called: the one vote of the page, command line, calibration and audit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from forerank.search.index import Hit
 
+T = TypeVar("T")
 VOTERS = 7  # the nearest labelled images that vote where no vote was calibrated
 
 
@@ -40,13 +41,21 @@ class Vote:
         )
 
 
+def most_frequent(labels: Sequence[T]) -> T:
+    """The most frequent of labels that stand nearest first; of equally frequent ones the nearest.
+
+    >>> most_frequent(["pen", "cup", "cup", "pen"])
+    'pen'
+    """
+    return max(dict.fromkeys(labels), key=labels.count)
+
+
 def count_votes(
     labels: Sequence[str], similarities: Sequence[float], voters: int = VOTERS, threshold: float | None = None
 ) -> Vote | None:
     """The vote of the first `voters` labelled images, nearest first; None where no image has a label.
 
-    The most frequent label wins, and the nearer one of equally frequent labels. Its support is high where the
-    nearest images agree and are similar.
+    `most_frequent` says which label wins. Its support is high where the nearest images agree and are similar.
 
     >>> print(count_votes(["cup", "", "pen", "cup"], [0.9, 0.85, 0.8, 0.7]))
     cup: 2 of the 3 nearest, similarity 0.90
@@ -57,7 +66,7 @@ def count_votes(
     if not asked:
         return None
     names = [label for label, _ in asked]
-    winner = max(dict.fromkeys(names), key=names.count)  # the first of equals is the nearest
+    winner = most_frequent(names)
     own = [similarity for label, similarity in asked if label == winner]
     return Vote(winner, len(own), len(asked), own[0], sum(own) / len(asked), threshold)
 

@@ -271,7 +271,7 @@ def assemble(
 
     Args:
         model: of `build_model`, if the caller has it already.
-        inputs: of `open_inputs`, likewise.
+        inputs: of `open_inputs`, if the caller has them already.
     """
     device = processes.device
     model = (build_model(recipe) if model is None else model).to(device)

@@ -180,7 +180,7 @@ class Batches:
             yield inputs.to(self.device, non_blocking=True), labels, rows
 
 
-class Stream:
+class BatchStream:
     """The batches of a run, one after the other.
 
     Args:
@@ -241,7 +241,7 @@ class FeatureRows(Dataset[Any]):
 
     @cached_property
     def axes(self) -> Tensor:
-        """The principal axes, computed once likewise."""
+        """The principal axes, computed once."""
         return principal_axes(self.features)
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, int, int]:

@@ -18,10 +18,10 @@ from forerank.data import Table
 from forerank.errors import ForerankError, InputError
 from forerank.machine import choose_device
 from forerank.metrics import Evaluation
-from forerank.metrics.registry import shown
+from forerank.metrics.registry import find_metric, shown
 from forerank.report.trials import trials_section
 from forerank.training.assemble import assemble, build_model, open_inputs
-from forerank.training.candidates import Candidates, further_backbones, seconds_in_torch
+from forerank.training.candidates import BackboneCandidates, further_backbones, seconds_in_torch
 from forerank.training.clock import Clock
 from forerank.training.image_check import check_images
 from forerank.training.interruption import InterruptedRun
@@ -38,7 +38,7 @@ from forerank.training.trials import (
     MOST_TRIALS,
     Trial,
     first_trials,
-    open_study,
+    open_search,
     propose,
     run_trial,
     search_space,
@@ -52,14 +52,14 @@ FIXED, CHOSEN, PLANNED, DECIDED = "fixed.json", "chosen.json", "tuning.yaml", "t
 FEATURES_SHARE = 0.7
 # Where all weights are trained, trials have this share of what the features left.
 TRIALS_SHARE = 0.25
-# All weights are trained only if so many steps fit.
+# All weights are trained only if this many steps fit.
 FEWEST_STEPS = 60
-# Training views with and without changed colours are compared only if so many steps fit.
+# Training views with and without changed colours are compared only if this many steps fit.
 STEPS_FOR_VIEWS = 600
 VIEWS = {"none": [], "colours and erasing": ["data.colour=0.3", "data.erase=0.25"]}
-# The end (measuring, catalogue, report) takes about so many measurements of the test part, and seconds.
+# The end (measuring, catalogue, report) takes about this many measurements of the test part, and seconds.
 MEASUREMENTS_AT_THE_END, SECONDS_AT_THE_END = 5, 15.0
-# The winner is trained again as a run and on all classes: together so many times a trial's seconds.
+# The winner is trained again as a run and on all classes: together this many times a trial's seconds.
 TRAININGS_AT_THE_END = 2.5
 # So many of the best trials are repeated on a tuned backbone.
 REPEATED_TRIALS = 3
@@ -77,6 +77,10 @@ def train_within(
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("--minutes works in one process: start it without torchrun")
+    if find_metric(figure := recipe.evaluation.choose_by)[0].better != "higher":
+        raise InputError(
+            f"--minutes needs a metric for which higher is better, unlike {figure}: give choose_by"
+        )
     run = Path(run)
     clock = Clock.open(run, minutes)
     if (run / RESULTS).exists():
@@ -133,7 +137,7 @@ class _Search:
     fixed: frozenset[str]
     tables: dict[str, Table]
     processes: Processes
-    candidates: Candidates | None
+    candidates: BackboneCandidates | None
     at_the_end: float
     zero_shot: tuple[Evaluation, float] | None = None
     start: HeadStart | None = None
@@ -165,7 +169,7 @@ class _Search:
             model = build_model(base).to(device).eval()
             at_the_end = SECONDS_AT_THE_END + embedded * seconds_in_torch(model, processes.device)
             return cls(base, run, clock, fixed, tables, processes, None, at_the_end)
-        candidates = Candidates(base, tables, processes)
+        candidates = BackboneCandidates(base, tables, processes)
         together = base.model.backbone
         candidates.add(together)
         for name in further_backbones(base, fixed):
@@ -201,7 +205,7 @@ class _Search:
         import optuna
 
         every = self.base.evaluation.every or max(1, self._steps // 8)
-        study = open_study(self.run / SEARCH / "trials.journal", self.base.seed, every)
+        study = open_search(self.run / SEARCH / "trials.journal", self.base.seed, every)
         space = search_space(self.base, self.fixed)
         if not study.trials:
             for values in first_trials(self.base, space, self.start):

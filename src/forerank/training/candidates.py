@@ -28,13 +28,13 @@ FURTHER = {
 FEW_IMAGES = 32  # from which the speed of a network is estimated
 # OpenVINO is at most about this much faster than torch.
 LARGEST_GAIN = 3.0
-# The eigenvectors of 1280 features are worth their time if so many seconds are left; the time grows with the
-# cube of the features.
+# The eigenvectors of 1280 features are worth their time if this many seconds are left; the time grows with
+# the cube of the features.
 SECONDS_LEFT_FOR_START = 20.0
 
 
 @dataclass
-class Candidates:
+class BackboneCandidates:
     """Backbones whose features are known.
 
     Attributes:

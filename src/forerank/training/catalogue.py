@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from forerank.console import percent
 from forerank.data.table import concatenate
 from forerank.models import EmbeddingModel
 from forerank.training.assemble import Assembly, encode
@@ -58,11 +59,14 @@ def catalogue_sentence(catalogue: dict[str, Any], test_classes: int, headline: f
 (57.0 for images of the 12 test classes, 75.0 for images of the other classes); the 82.0 of the headline \
 is for the test classes searched among themselves
     """
-    new, known = (100 * catalogue[key] for key in ("new_classes", "known_classes"))
+    everywhere, new, known, among_test = (
+        percent(share, mark=False)
+        for share in (*(catalogue[key] for key in ("recall@1", "new_classes", "known_classes")), headline)
+    )
     return (
         f"among all {catalogue['images']:,} images of all {catalogue['classes']:,} classes, "
-        f"{100 * catalogue['recall@1']:.1f} of 100 searches find the right class first "
-        f"({new:.1f} for images of the {test_classes:,} test classes, {known:.1f} for images of the other "
-        f"classes); the {100 * headline:.1f} of the headline is for the test classes searched among "
+        f"{everywhere} of 100 searches find the right class first "
+        f"({new} for images of the {test_classes:,} test classes, {known} for images of the other "
+        f"classes); the {among_test} of the headline is for the test classes searched among "
         "themselves"
     )

@@ -40,7 +40,7 @@ class Clock:
         return self.moment(share) - time.monotonic()
 
     def ending(self, reserve: float) -> float:
-        """The moment that leaves so many seconds, and a margin, until the end."""
+        """The moment that leaves this many seconds, and a margin, until the end."""
         return self.moment(1 - MARGIN_SHARE) - MARGIN_SECONDS - reserve
 
     def save(self) -> None:

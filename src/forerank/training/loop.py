@@ -20,7 +20,7 @@ from forerank.console import say
 from forerank.machine import choose_device
 from forerank.metrics.registry import figures_line, is_better
 from forerank.training.assemble import Assembly, assemble, build_model
-from forerank.training.batches import Batch, Stream
+from forerank.training.batches import Batch, BatchStream
 from forerank.training.checkpoint import (
     BEST,
     LAST,
@@ -112,7 +112,7 @@ def train(
         validate_every = recipe.evaluation.every or a.plan.steps_per_epoch
         save_every = recipe.save_every or validate_every
         record = opened.enter_context(closing(Record(run, recipe, processes, state.step, state.validated)))
-        begun, stream = state.step, Stream(lambda step: a.open_batches(step, steps), state.step)
+        begun, stream = state.step, BatchStream(lambda step: a.open_batches(step, steps), state.step)
         if processes.first:
             say(a.describe(steps, state.step))
 

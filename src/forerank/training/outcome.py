@@ -87,7 +87,7 @@ def after_name(kept: str | None) -> str:
 
 
 def measure_before(run: Path, a: Assembly, prelude: Prelude) -> dict[str, Any]:
-    """Measure the model as it came, keep it as the first `best`, and remember the numbers.
+    """Measure the model before training, keep it as the first `best`, and remember the numbers.
 
     Args:
         prelude: brings rows of the test part that stand before those measured here.
@@ -340,8 +340,8 @@ def notes_of(
     notes, choice = list(about_data), before["choice"]
     if choice is not None and state["best_step"] == 0:
         notes.append(
-            f"training did not raise {recipe.evaluation.choose_by} on the validation classes above the "
-            f"{before['kept']} model's {shown(recipe.evaluation.choose_by, choice)}: that model is kept"
+            f"training did not improve {recipe.evaluation.choose_by} on the validation classes: the "
+            f"{before['kept']} model, which has {shown(recipe.evaluation.choose_by, choice)} there, is kept"
         )
     if choice is None:
         notes.append("no validation classes were held out: the last checkpoint is the model")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forerank.metrics import Evaluation
-from forerank.metrics.registry import title
+from forerank.metrics.registry import is_share, shown, title
 from forerank.report.summary import Section
 
 
@@ -34,16 +34,16 @@ def luck_sentence(trials: int, figure: str, chosen: float, tested: float) -> str
 
     >>> print(luck_sentence(30, "map@r", 0.05, 0.04))
     30 trainings were compared on the validation classes, where the chosen one gains 5.0 points of mAP@R; \
-on the test classes, which chose nothing, it gains 4.0: about 1.0 points were luck of the choice
+on the test classes, which chose nothing, it gains 4.0 points: about 1.0 points were luck of the choice
     """
     luck = chosen - tested
-    end = (
-        f"about {100 * luck:.1f} points were luck of the choice"
-        if luck > 0
-        else "no luck of the choice shows"
-    )
+
+    def points(gain: float) -> str:
+        return shown(figure, gain, digits=1, mark=False) + " points" * is_share(figure)
+
+    part = f"about {points(luck)} were" if luck > 0 else "none of the gain was"
     return (
         f"{trials} trainings were compared on the validation classes, where the chosen one gains "
-        f"{100 * chosen:.1f} points of {title(figure)}; on the test classes, which chose nothing, it gains "
-        f"{100 * tested:.1f}: {end}"
+        f"{points(chosen)} of {title(figure)}; on the test classes, which chose nothing, it gains "
+        f"{points(tested)}: {part} luck of the choice"
     )

@@ -168,7 +168,7 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
     """The recipe with ``key=value`` texts applied: dotted keys, or a key's last part where only one fits.
 
     A section's name stands for its first key: ``loss=PNP-Ds`` is ``loss.name=PNP-Ds``. ``method=NAME`` brings
-    the values that belong to the method; all others given here go over them.
+    the values that belong to the method; values that are given here replace them.
     """
     values: dict[str, tuple[Any, str]] = {}
     for text in assignments:

@@ -32,7 +32,7 @@ def embed_run(run: Path, split: str = "test") -> tuple[Embedded, Recipe]:
 
 
 def embed_start(recipe: Recipe) -> Embedded:
-    """Embeddings of a recipe's test part by the network as it comes, without a head and before training."""
+    """Embeddings of a recipe's test part by the network before training, without a head."""
     with joined(choose_device(recipe.device)) as processes:
         model = build_model(recipe, plain=True)
         return _embed(model, recipe, "test", open_parts(recipe)["test"], processes)

@@ -42,7 +42,7 @@ class DataSection:
     )
     on_bad: Literal["refuse", "skip"] = setting("refuse", "an unreadable image ends the run, or is left out")
     check: bool = setting(True, "read image headers first: missing or broken files, copies in train and test")
-    merge_classes: int = setting(0, "robustness study: merge every so many training classes into one; 0: off")
+    merge_classes: int = setting(0, "robustness study: merge training classes in groups of this size; 0: off")
     noisy_labels: float = setting(0.0, "robustness study: share of training labels made wrong")
     workers: int | None = setting(None, "image loading processes; null: chosen by the machine")
 
@@ -115,7 +115,7 @@ class BatchSection:
         "distinct", "classes of a batch distinct, or drawn with replacement as the authors do"
     )
     super_categories: int | None = setting(
-        None, "draw each batch from so many super categories; null: from all"
+        None, "draw each batch from this many super categories; null: from all"
     )
     hold_mb: int = setting(
         1024, "with micro_batch: images of a step are read again rather than held above this"
@@ -150,7 +150,7 @@ class ScheduleSection:
     kind: Literal["constant", "steps", "cosine"] = setting("constant", "steps: lr x gamma at each milestone")
     epochs: int = setting(100, "length of the run, if steps is null")
     steps: int | None = setting(None, "length of the run in steps")
-    stop: int | None = setting(None, "end after so many steps, with the rate that the whole length gives")
+    stop: int | None = setting(None, "end after this many steps, with the learning rates of the full length")
     warmup_steps: int = setting(0, "steps in which the learning rate rises from zero")
     milestones: tuple[int, ...] = setting((120, 220, 250, 280), "epochs at which kind=steps lowers the rate")
     gamma: float = setting(0.3, "factor of kind=steps")

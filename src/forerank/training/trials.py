@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerank.errors import ForerankError, require
 from forerank.training.assemble import Assembly
-from forerank.training.batches import Stream
+from forerank.training.batches import BatchStream
 from forerank.training.loop import take_step
 from forerank.training.measure import embed, measure
 from forerank.training.optimise import rate_factor, set_rates
@@ -74,7 +74,7 @@ def search_space(recipe: Recipe, fixed: frozenset[str]) -> dict[str, Any]:
     }
 
 
-def open_study(journal: Path, seed: int, rung: int) -> "optuna.Study":
+def open_search(journal: Path, seed: int, rung: int) -> "optuna.Study":
     """The search in its journal, begun or continued; trainings that were cut short are marked as failed."""
     require("optuna")
     import optuna
@@ -170,7 +170,7 @@ def run_trial(
         return float(measure(embedded, recipe, a.processes, full=False)[recipe.evaluation.choose_by])
 
     best, best_step = figure(), 0
-    stream = Stream(lambda step: a.open_batches(step, steps), 0)
+    stream = BatchStream(lambda step: a.open_batches(step, steps), 0)
     for step in range(steps):
         if time.monotonic() > deadline:
             return best, best_step, step, False

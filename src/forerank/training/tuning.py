@@ -11,7 +11,7 @@ from pathlib import Path
 from forerank.models import load_model, save_model
 from forerank.models.backbones import is_name, split_names
 from forerank.training.assemble import assemble, build_model
-from forerank.training.candidates import Candidates, seconds_in_torch
+from forerank.training.candidates import BackboneCandidates, seconds_in_torch
 from forerank.training.loop import take_step
 from forerank.training.recipe import Recipe, override
 
@@ -74,7 +74,7 @@ class TuningCost:
         return min(MOST_STEPS, int((seconds / 2 - self.features - self.validation) / self.step))
 
 
-def tuning_cost(recipe: Recipe, candidates: Candidates) -> TuningCost:
+def tuning_cost(recipe: Recipe, candidates: BackboneCandidates) -> TuningCost:
     """Measure what a recipe of `tuning_recipe` costs here: the faster of two steps, and a few images."""
     tables, processes = candidates.tables, candidates.processes
     a = assemble(recipe, tables, processes, build_model(recipe))

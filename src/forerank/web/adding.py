@@ -26,7 +26,7 @@ def add_adding_route(
     resources: Resources,
     refresh: Callable[[], Awaitable[Index]],
 ) -> None:
-    """Add the route; `refresh` takes up the newest state of the index and gives it."""
+    """Add the route; `refresh` loads the newest state of the index and returns it."""
 
     @app.post("/api/images", status_code=201, responses=REFUSALS, openapi_extra=BODY)
     async def add_image(request: Request) -> RowAnswer:

@@ -23,7 +23,7 @@ class VoteAnswer(BaseModel):
     """What the nearest images are called."""
 
     label: str
-    votes: int = Field(description="so many of the nearest images have this label")
+    votes: int = Field(description="how many of the nearest images have this label")
     voters: int = Field(
         description="nearest labelled images that were asked: 7, or as many as a calibrated vote asks"
     )
@@ -92,7 +92,7 @@ class ThresholdPoint(BaseModel):
 
 
 class ThresholdAnswer(BaseModel):
-    """The threshold in force, and what others would give on the queries it was chosen from."""
+    """The threshold in use, and what others would give on the queries it was chosen from."""
 
     similarity: float
     low: float = Field(description="lower end of the 95% interval of the precision")

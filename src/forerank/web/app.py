@@ -50,7 +50,7 @@ def create_app(
     Args:
         index: the index, in the state that it has now.
         resources: what is shared with the applications of other states of this index.
-        refresh: takes up the newest state of the index and gives it; without it no images can be added.
+        refresh: loads the newest state of the index and returns it; without it no images can be added.
         options: attributes of `Settings`.
     """
     settings = Settings(**options)

@@ -66,7 +66,7 @@ def add_map_routes(app: FastAPI, index: Index) -> KeptMap:
     @app.get("/api/map/accepted", response_class=Response, responses=sends("application/octet-stream"))
     def accepted(where: Conditions = [], text: Text = "") -> Response:  # noqa: B006 - FastAPI copies it
         """One byte per point, in the order of the points: 1 if the image meets the conditions, else 0."""
-        found = accepted_points(index, kept.get(), index.filter(where, text))
-        return Response(found.tobytes(), media_type="application/octet-stream")
+        accepted = accepted_points(index, kept.get(), index.filter(where, text))
+        return Response(accepted.tobytes(), media_type="application/octet-stream")
 
     return kept

@@ -30,7 +30,7 @@ class Measurements:
         )
         self.rows = Gauge("forerank_rows", "Images in the index.", registry=self.registry)
         self.reloads = Counter(
-            "forerank_reloads", "Newer states of the index taken up.", registry=self.registry
+            "forerank_reloads", "Newer states of the index that were loaded.", registry=self.registry
         )
         self.added = Counter("forerank_added_images", "Images added.", registry=self.registry)
         uploads = Gauge("forerank_uploads_in_progress", "Uploads without an answer.", registry=self.registry)

@@ -13,7 +13,7 @@ DEPTH = 2000
 
 
 def penalties_of(index: Index, query: Row, loss: str, shown: int) -> PenaltiesAnswer:
-    """Charges and penalties within the first `DEPTH` images found for a labelled row; `shown` are told."""
+    """The first `shown` images found for a labelled row, with charges within the first `DEPTH` images."""
     if not query.label:
         raise InputError("penalties need labels: this image has none.")
     hits = sorted((hit for hit in index.search_row(query.id, DEPTH) if hit.label), key=lambda hit: hit.id)

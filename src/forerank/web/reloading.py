@@ -1,4 +1,4 @@
-"""Serve the newest state of an index: a rebuilt index is taken up without a restart."""
+"""Serve the newest state of an index: a rebuilt index is loaded without a restart."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ class Reloading:
             self._close_if_old(state)
 
     async def refresh(self) -> Index:
-        """Take up the newest state of the index, if there is a newer one; the state that is now in use."""
+        """Load the newest state of the index, if there is a newer one; returns the state in use."""
         async with self._refreshing:
             seen = await asyncio.to_thread(self._current.index.engine.state)
             if seen and seen != self._seen:
@@ -95,7 +95,7 @@ class Reloading:
             try:
                 await self.refresh()
             except Exception as error:  # whatever it is, the old state goes on answering
-                LOG.warning(f"the newer state of the index is not taken up, the old one stays: {error}")
+                LOG.warning(f"the newer state of the index cannot be loaded, the old one stays: {error}")
 
     async def _live(self, receive: Any, send: Any) -> None:
         await receive()  # lifespan.startup

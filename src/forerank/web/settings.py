@@ -14,7 +14,7 @@ from forerank.web.uploads import Limits
 
 SHORTEST_TOKEN = 16
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Settings:
     only_loopback: bool = True
     token: str | None = None
     hosts: tuple[str, ...] = ()
-    proxies: tuple[Network, ...] = ()
+    proxies: tuple[IPNetwork, ...] = ()
     root_path: str = ""
     adding: bool = False
 
@@ -85,7 +85,7 @@ def read_token(file: Path | None) -> str | None:
     return token
 
 
-def parse_proxies(addresses: Sequence[str]) -> tuple[Network, ...]:
+def parse_proxies(addresses: Sequence[str]) -> tuple[IPNetwork, ...]:
     """Addresses or networks of proxies.
 
     >>> [str(network) for network in parse_proxies(["127.0.0.1", "10.0.0.0/8"])]

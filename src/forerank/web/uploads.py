@@ -22,9 +22,9 @@ from starlette.requests import ClientDisconnect, Request
 T = TypeVar("T")
 MOST_FIELDS = 50  # of a form, and the longest of them in bytes
 LONGEST_FIELD = 4000
-LINGER_SECONDS = 3  # so long, and so many bytes, is read on from a client that was refused
+LINGER_SECONDS = 3  # how long, and how many bytes, are still read from a client that was refused
 LINGER_BYTES = 20_000_000
-DECODERS = 2  # so many full-size pictures are in memory at once, and no more
+DECODERS = 2  # at most this many full-size pictures are in memory at once
 
 
 @dataclass(frozen=True)

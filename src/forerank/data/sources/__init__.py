@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from forerank.data.decode import image_endings
-from forerank.data.image_files import find_images
+from forerank.data.image_files import find_images, is_hidden
 from forerank.errors import InputError
 
 
@@ -47,7 +47,7 @@ def open_pictures(source: str | Path) -> Iterator[Picture]:
     if place.suffix.lower() == ".csv" and place.is_file():
         return csv_rows.pictures(str(place))
     if is_folder_of_shards(place):
-        return tar_shards.pictures(sorted(str(file) for file in place.glob("*.tar")))
+        return tar_shards.pictures(sorted(map(str, _shards(place))))
     return (local_picture(str(file)) for file in find_images(place))
 
 
@@ -65,13 +65,17 @@ def is_stream(source: str | Path) -> bool:
 
 def is_folder_of_shards(place: Path) -> bool:
     """Whether a folder holds tar archives, and neither folders nor images nor tables beside them."""
-    if not (place.is_dir() and any(place.glob("*.tar"))):
+    if not (place.is_dir() and _shards(place)):
         return False
     others = (".csv", *image_endings())
     return not any(
-        not file.name.startswith(".") and (file.is_dir() or file.name.lower().endswith(others))
+        not is_hidden(file.name) and (file.is_dir() or file.name.lower().endswith(others))
         for file in place.iterdir()
     )
+
+
+def _shards(folder: Path) -> list[Path]:
+    return [file for file in folder.glob("*.tar") if not is_hidden(file.name)]
 
 
 def read_again(place: str) -> bytes:
@@ -80,10 +84,10 @@ def read_again(place: str) -> bytes:
 
     shard, inside, _ = place.partition(".tar/")
     if inside:
-        found = next((p for p in tar_shards.pictures([shard + ".tar"]) if p.name == place), None)
-        if found is None:
+        member = next((p for p in tar_shards.pictures([shard + ".tar"]) if p.name == place), None)
+        if member is None:
             raise InputError(f"{place} is not there any more: index the images again.")
-        picture = found
+        picture = member
     else:
         picture = remote.picture(place) if "://" in place else local_picture(place)
     try:

@@ -33,5 +33,5 @@ def _rows(
             cells = {name: cell for name, cell in zip(header, row, strict=False) if cell and name != "path"}
             label = cells.pop("label", "")
             place = beside(table, path)
-            found = remote.picture if "://" in place else local_picture
-            yield found(place, label, cells)
+            open_picture = remote.picture if "://" in place else local_picture
+            yield open_picture(place, label, cells)

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, BinaryIO, cast
 
 from forerank.data.decode import image_endings
+from forerank.data.image_files import is_hidden
 from forerank.data.sources import Picture
 from forerank.errors import ForerankError, InputError, require
 
@@ -41,7 +42,7 @@ def _pictures(address: str) -> Iterator[Picture]:
     if system.isfile(path):
         return iter([picture(address)])
     about = system.find(path, detail=True)
-    names = sorted(about)
+    names = sorted(name for name in about if not is_hidden(name.removeprefix(path)))
     if shards := [system.unstrip_protocol(name) for name in names if name.lower().endswith(".tar")]:
         return tar_shards.pictures(shards)
     images = [name for name in names if name.lower().endswith(image_endings())]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 from forerank.data.decode import image_endings
+from forerank.data.image_files import is_hidden
 from forerank.data.sources import Picture, open_file, remote
 from forerank.errors import InputError
 
@@ -35,7 +36,7 @@ def _members(shard: str) -> Iterator[Picture]:
                     end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                     if member.offset_data + member.size > size:
                         raise _cut_off(shard, count)
-                    if not member.isfile():
+                    if not member.isfile() or is_hidden(member.name):
                         continue
                     if _key(member.name) != key:  # the files of one key lie together
                         yield from (_picture(shard, image, columns, modified) for image in images)

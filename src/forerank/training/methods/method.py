@@ -76,7 +76,7 @@ class Objective(nn.Module):
     """What a method minimises. The defaults are those of a loss of unit vectors and labels.
 
     Attributes:
-        renew_epochs: every so many epochs, from the first step on, `renew` is called; None: never.
+        renew_epochs: `renew` is called at the first step and every this many epochs; None: never.
         inner_optimiser: moves parameters that the loss itself trains; the run's optimiser leaves them alone.
     """
 

@@ -38,7 +38,7 @@ class ProxyNCA(Objective):
 
 
 def fit_warm_up(recipe: Recipe, train: Table) -> Recipe:
-    """The warm-up in steps: so many epochs, but no larger share of the run than in the paper (5 of 80)."""
+    """The warm-up in steps: `warmup_epochs`, but no larger share of the run than in the paper (5 of 80)."""
     images, _ = usable_images(train)
     per_epoch = -(-images // (recipe.batch.batch_size or images))
     steps = recipe.schedule.steps or recipe.schedule.epochs * per_epoch

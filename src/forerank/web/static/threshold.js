@@ -54,7 +54,7 @@ function build(answer) {
   told.id = "threshold-told";
   told.setAttribute("role", "status");
   const picture = drawing();
-  const source = make("p", "soft", `Measured with ${about.queries.toLocaleString("en")} queries of ${about.classes.toLocaleString("en")} classes; ${Math.round(100 * about.absent)}% of the questions are for things that are not in the catalogue. The circle is the threshold in force; the slider only tries another one on this page.`);
+  const source = make("p", "soft", `Measured with ${about.queries.toLocaleString("en")} queries of ${about.classes.toLocaleString("en")} classes; ${Math.round(100 * about.absent)}% of the questions are for things that are not in the catalogue. The circle is the threshold in use; the slider only tries another one on this page.`);
   place.replaceChildren(told, picture, label, source);
   const show = () => {
     const point = about.curve[Number(slider.value)];

@@ -16,7 +16,7 @@ COLUMNS = "path, label, content, size, modified, columns"
 BATCH = 8192  # rows that are read at once
 
 
-class Catalogue(Sequence[Row]):
+class RowsOnDisk(Sequence[Row]):
     """The rows that an index is to have, once `sort` has put them in the order of their paths."""
 
     def __init__(self, file: Path) -> None:
@@ -48,10 +48,10 @@ class Catalogue(Sequence[Row]):
     def known(self, paths: Sequence[str]) -> dict[str, Row]:
         """Path -> row of the index as it is, of a few paths."""
         marks = ",".join("?" * len(paths))
-        found = self._database.execute(
+        rows = self._database.execute(
             f"SELECT -1, {COLUMNS} FROM before WHERE path IN ({marks})", tuple(paths)
         )
-        return {row.path: row for row in to_rows(found)}
+        return {row.path: row for row in to_rows(rows)}
 
     def drain(self, size: int) -> Iterator[list[Row]]:
         """What was added, in blocks."""
@@ -91,10 +91,10 @@ class Catalogue(Sequence[Row]):
         if isinstance(place, slice):
             start, stop, _ = place.indices(len(self))
             return self._between(start, stop)
-        found = self._between(place, place + 1)
-        if not found:
+        rows = self._between(place, place + 1)
+        if not rows:
             raise IndexError(place)
-        return found[0]
+        return rows[0]
 
     def _between(self, start: int, stop: int) -> list[Row]:
         # The number of a row in `sorted` is its place, from 1 on.
@@ -106,22 +106,22 @@ class Catalogue(Sequence[Row]):
             yield from self._between(start, start + BATCH)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._database.close()
 
 
 @contextmanager
-def catalogue() -> Iterator[Catalogue]:
-    """A catalogue in a temporary folder.
+def rows_on_disk() -> Iterator[RowsOnDisk]:
+    """Rows in a temporary folder.
 
-    >>> with catalogue() as rows:
+    >>> with rows_on_disk() as rows:
     ...     rows.add([Row("b.jpg", "", "", 1, 1), Row("a.jpg", "", "", 1, 1)])
     ...     rows.sort()
     ...     len(rows), rows[0].path, [row.path for row in rows[1:]]
     (2, 'a.jpg', ['b.jpg'])
     """
     with TemporaryDirectory(prefix="forerank-") as folder:
-        rows = Catalogue(Path(folder) / "rows.sqlite")
+        rows = RowsOnDisk(Path(folder) / "rows.sqlite")
         try:
             yield rows
         finally:
