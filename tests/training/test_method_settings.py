@@ -136,6 +136,16 @@ def test_roadmap_as_its_authors_published_it() -> None:
     assert recipe.loss.name == "ROADMAP"
 
 
+def test_recall_at_k_as_its_authors_published_it_for_sop() -> None:
+    recipe = load_recipe("sop", ["variant=recall_at_k"])
+    b, o, s = recipe.batch, recipe.optimiser, recipe.schedule
+    assert (b.batch_size, b.micro_batch, b.images_per_class) == (4000, 200, 4)
+    assert (o.algorithm, o.lr, o.weight_decay) == ("adam", 2e-4, 4e-4)
+    assert (s.kind, s.milestones, s.gamma, s.epochs) == ("steps", (25, 50), 0.3, 55)
+    assert (recipe.model.pooling, recipe.model.layer_norm, recipe.data.crop) == ("gem", True, "official")
+    assert recipe.loss.options == {"mixup": True, "rank_temperature": [1, 2, 4, 8, 16]}
+
+
 @pytest.mark.parametrize("mode", ["head", "full"])
 @pytest.mark.parametrize("key", METHODS)
 def test_every_method_fits_the_recipe_for_birds(key: str, mode: str) -> None:
