@@ -76,6 +76,7 @@ CONTRASTIVE_WITH_MEMORY = Method(
     about="pairs of the batch and a bank of past embeddings, nearly as large as the training set",
     paper="Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020",
     options={"bank": 0.92, "start": 1000, "negative_margin": 0.5},
+    above_zero=("bank",),
     published=(
         "embedding_dim=128", "freeze_batch_norm=false", "blend=null", "crop=official", "lr=1e-4",
         "weight_decay=5e-4", "batch_size=64", "images_per_class=4", "schedule.kind=constant",

@@ -113,6 +113,7 @@ MIC_METHOD = Method(
     about="a second head learns from clusters what classes have in common, so that the class head need not",
     paper="Roth et al., MIC: Mining Interclass Characteristics for Improved Metric Learning, ICCV 2019",
     options={"clusters": 50, "renew_epochs": 3, "margin": 0.2, "separation": 250.0},
+    above_zero=("renew_epochs",),
     published=(
         "embedding_dim=128", "crop=official", "lr=1e-5", "loss_lr=5e-4", "weight_decay=4e-4",
         "batch_size=112", "images_per_class=4",

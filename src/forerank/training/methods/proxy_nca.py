@@ -57,6 +57,7 @@ PROXY_NCA = Method(
     about="a learned proxy for each class stands for its images in neighbourhood component analysis",
     paper="Movshovitz-Attias et al., No Fuss Distance Metric Learning using Proxies, ICCV 2017",
     options={"scale": 1.0},
+    above_zero=("scale",),
     deviations=(
         "scale 1, which is what pytorch-metric-learning has and ProxyNCA++ says of it, not checked against "
         "the paper; a published re-implementation has 9 on CUB",
@@ -70,6 +71,7 @@ PROXY_NCA_PLUS_PLUS = Method(
     about="ProxyNCA as a probability over all proxies, with max pooling, layer norm and fast proxies",
     paper="Teh et al., ProxyNCA++: Revisiting and Revitalizing Proxy NCA, ECCV 2020",
     options={"scale": 9.0, "warmup_epochs": 5},
+    above_zero=("scale",),
     values=(
         "pooling=max", "layer_norm=true", "freeze_batch_norm=false", "eps=1.0", "optimiser.lr=0.024",
         "loss_lr=240", "weight_decay=0", "clip_value=10", "blend=null",

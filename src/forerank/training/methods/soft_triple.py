@@ -53,6 +53,7 @@ SOFT_TRIPLE = Method(
     about="each class has several learned centres; a regulariser merges those that are not needed",
     paper="Qian et al., SoftTriple Loss: Deep Metric Learning Without Triplet Sampling, ICCV 2019",
     options={"centres": 2, "scale": 20.0, "gamma": 0.1, "margin": 0.01, "merge": 0.2},
+    above_zero=("scale", "gamma"),
     published=(
         "embedding_dim=64", "crop=official", "lr=1e-4", "loss_lr=1e-2", "eps=0.01", "weight_decay=1e-4",
         "batch_size=32",
