@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from forerank.data import Table
 from forerank.training.methods.method import Method
 from forerank.training.recipe import Recipe
@@ -10,7 +12,7 @@ from forerank.training.recipe import Recipe
 def fit_super_categories(recipe: Recipe, train: Table) -> Recipe:
     """Batches from two super categories, where the data has them and the sampling knows them."""
     chosen = recipe.batch.super_categories is not None or recipe.batch.sampling == "official"
-    if train.category is None or chosen:
+    if chosen or train.category is None or len(np.unique(train.category)) < 2:
         return recipe
     return replace(recipe, batch=replace(recipe.batch, super_categories=2))
 
