@@ -159,6 +159,11 @@ def test_single_images_are_left_out() -> None:
         ([0, 0, 1, 1], {"rank": 2, "world_size": 2}, "rank 2"),
         ([0, 0, 1, 1], {"mode": "offical"}, "did you mean 'official'"),
         ([0, 0, 1, 1], {"categories": [1, 2]}, "categories has shape"),
+        (
+            [0, 0, 1, 1],
+            {"categories": [1, 1, 2, 2], "categories_per_batch": 3},
+            "needs as many of them; there are 2",
+        ),
     ],
 )
 def test_bad_input(labels: list[int], arguments: dict[str, Any], said: str) -> None:

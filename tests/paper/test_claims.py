@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from forerank.paper import claims
+from forerank.paper import claims, toy
 from forerank.paper.claim_tests import CLAIMS
 from forerank.paper.exact_claims import almost_equal, steeper_than_ap
 from forerank.paper.study import REDUNDANT, RESULT, Condition, Study
@@ -187,6 +188,32 @@ def test_centres_and_pushes_are_judged_on_what_runs_measured(invented: Study, wr
     for method in ("O", "Iu", "Ib", "Ds", "Dq"):
         write_results(invented, Condition(method), "correlation", [-0.30, -0.31, -0.30])
     assert verdict(invented, "Negatives before more positives").word == claims.FAILS
+
+
+def test_the_toy_is_judged_by_its_recall_and_by_the_seeds_that_separate(invented: Study) -> None:
+    said = "On the toy"
+    assert verdict(invented, said).word == claims.PENDING
+    settings = toy.ToySettings(seeds=6, steps=1)
+    for dq, word in (([0.99] * 6, claims.HOLDS), ([0.90] * 6, claims.OPEN)):  # better, but not separated
+        recalls = {"Dq": dq, "Ib": [0.50, 0.52, 0.54, 0.50, 0.52, 0.54]}
+        seeds = {
+            f"{geometry}, {loss}, {seed}": {"recall": recalls.get(loss, dq)[seed], "angles": []}
+            for geometry in toy.GEOMETRIES
+            for loss in toy.LOSSES
+            for seed in range(6)
+        }
+        kept = {"settings": asdict(settings), "seeds": seeds}
+        (invented.folder / toy.FILE).write_text(json.dumps(kept))
+        judged = verdict(invented, said)
+        assert judged.word == word
+        assert f"Dq {6 * (dq[0] > 0.95)} of 6, Ib 0 of 6" in judged.evidence[1]
+
+
+def test_the_page_has_every_value_of_a_run_and_no_folder(invented: Study) -> None:
+    study = replace(invented, on="cub", roots={"cub": "/somewhere/birds"})
+    text = claims.to_markdown(claims.verdicts(study, CLAIMS), study)
+    assert "images_per_class: 4" in text
+    assert "somewhere" not in text
 
 
 def test_formulas_and_printed_tables_are_judged_without_runs(invented: Study) -> None:

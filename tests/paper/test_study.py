@@ -4,7 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from forerank.data import Table
 from forerank.errors import InputError
 from forerank.paper import tables
 from forerank.paper.experiments import EXPERIMENTS
@@ -13,6 +15,10 @@ from forerank.paper.pipeline import all_names, open_study, runs_needed
 from forerank.paper.published import published_table
 from forerank.paper.study import REDUNDANT, Condition, Study, fingerprint
 from forerank.paper.sweeps import SWEEPS
+from forerank.training.batches import BatchPlan
+from forerank.training.methods import check_method
+from forerank.training.prepare import complete_recipe
+from forerank.training.processes import Processes
 from forerank.training.recipe import override
 
 
@@ -92,18 +98,29 @@ def test_values_that_were_chosen_reach_every_condition_of_the_method() -> None:
     assert replace(study, values=("lr=0.5",)).recipe(Condition("Ib"), 0).optimiser.lr == 0.5
 
 
-def test_the_authors_variant_trains_on_all_classes_and_fits_every_method() -> None:
-    from forerank.training.baselines import build_loss
-    from forerank.training.recipe import OWN_LOSS
-
-    for name, table in (("sop", "comparison-sop"), ("inaturalist", "comparison-inaturalist")):
-        study = Study(name, values=("variant=authors",))
-        for condition in tables.rows(table, study).values():
-            recipe = study.recipe(condition, 0)
-            assert recipe.data.validation == 0
-            assert ("count_self" in recipe.loss.options) == METHODS[condition.method].ours
-            if recipe.loss.name != OWN_LOSS:
-                build_loss(recipe, classes=4, embedding_dim=8)  # an option that it does not know is refused
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("sop", "comparison-sop"),
+        ("vehicle_id", "comparison-vehicle-id"),
+        ("inaturalist", "comparison-inaturalist"),
+        ("cars", "comparison-sop"),
+        ("inshop", "comparison-sop"),
+    ],
+)
+def test_the_authors_variant_trains_on_all_classes_and_fits_every_method(name: str, table: str) -> None:
+    """Every row becomes a complete recipe with batches, also where the data has super categories, as SOP."""
+    labels = [f"{i // 4}" for i in range(4 * 400)]
+    categories = [f"{i // 400}" for i in range(4 * 400)] if name == "sop" else None
+    train = Table(labels, labels, ["train"] * len(labels), root=Path(), category=categories)
+    study = Study(name, values=("variant=authors",))
+    for condition in tables.rows(table, study).values():
+        recipe = complete_recipe(study.recipe(condition, 0), train, 1, "cpu")
+        check_method(recipe)  # an option that the loss or the method does not know is refused
+        assert (recipe.data.validation, recipe.batch.sampling) == (0, "official")
+        assert ("count_self" in recipe.loss.options) == METHODS[condition.method].ours
+        keys = BatchPlan(recipe, train, Processes(0, 1, torch.device("cpu"))).keys(0)
+        assert len(keys) == recipe.batch.batch_size
 
 
 def test_all_weights_are_trained_with_the_recipes_rate() -> None:

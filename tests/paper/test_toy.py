@@ -64,4 +64,20 @@ def test_sentences_follow_the_numbers() -> None:
     assert "with 2 of 2 seeds, Ib with 0" in said
     assert "+48.500" in said
     assert "searched for" in said
-    assert "No difference is seen there" in said
+    assert "no difference there, within 0.5 points" in said
+    assert "larger by +48.500" in said
+
+
+def test_a_control_that_varies_is_undecided_and_not_called_equal() -> None:
+    result = {
+        "settings": asdict(toy.ToySettings()),
+        "recall": {
+            "two_centres": {"Dq": [1.0, 0.9, 1.0], "Ib": [0.5, 0.6, 0.4]},
+            "one_centre": {"Dq": [0.9, 0.5, 0.7], "Ib": [0.5, 0.8, 0.6]},
+        },
+    }
+    assert "undecided there" in toy_figure.finding(result)[1]
+    result["recall"]["one_centre"] = {"Dq": [0.90, 0.91, 0.92], "Ib": [0.5, 0.5, 0.52]}
+    said = toy_figure.finding(result)[1]
+    assert "a difference there too" in said
+    assert "which decides nothing" in said

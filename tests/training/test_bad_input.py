@@ -44,7 +44,8 @@ from .conftest import QUICK
     (["weight_decay=.inf"], "optimiser.weight_decay must be 0 or more and finite"),
     (["gamma=-1"], "schedule.gamma must be above 0"),
     (["milestones=[-3]"], "schedule.milestones must be 0 or more"),
-    (["super_categories=2"], "batch.super_categories needs data with categories, and stripes has none"),
+    (["super_categories=2"], "batch.super_categories=2 needs data with as many super categories, and "
+                             "stripes has none"),
     (["super_categories=0"], "batch.super_categories must be at least 1"),
     (["loss=pml:FastAPLoss", "memory=32"], "pml:FastAPLoss cannot use a memory bank"),
     (["mode=head", "embedding_dim=null"], "mode=head needs model.embedding_dim"),
@@ -60,7 +61,7 @@ from .conftest import QUICK
     (["method=mic", "loss=PNP-Ds"], "the method mic brings its own loss"),
     (["loss=method"], "the recipe names no method"),
     (["method=proxynca++", "micro_batch=4"], "micro_batch needs freeze_batch_norm=true"),
-    (["method=fastap", "super_categories=2"], "batch.super_categories needs data with categories"),
+    (["method=fastap", "super_categories=2"], "batch.super_categories=2 needs data with as many"),
 ], ids=lambda v: ",".join(v) if isinstance(v, list) else "")  # fmt: skip
 def test_one_sentence(
     images: Path, tmp_path: Path, values: list[str], sentence: str, capsys: pytest.CaptureFixture[str]

@@ -108,6 +108,8 @@ def test_settings_that_are_not_known_are_refused(
     (["method=dcml-mdw", "method.parts=1"], "dcml-mdw needs at least 2 parts and 1 compositor"),
     (["method=dcml-mdw", "embedding_dim=null"], "dcml-mdw cuts the embedding into 4 parts"),
     (["method=softtriple", "method.scale=-1"], "method.scale must be 0 or more, not -1"),
+    (["method=softtriple", "method.gamma=0"], "method.gamma must be above 0, not 0"),
+    (["method=rankmi", "method.inner_steps=0"], "method.inner_steps must be above 0, not 0"),
     (["method=triplet", "batch_size=400"], "a batch of 100 classes needs as many"),
 ], ids=lambda v: ",".join(v) if isinstance(v, list) else "")  # fmt: skip
 def test_options_and_data_that_cannot_work_are_refused_in_one_sentence(
@@ -134,6 +136,16 @@ def test_roadmap_as_its_authors_published_it() -> None:
     assert (s.kind, s.milestones, s.gamma, s.epochs) == ("steps", (30, 70), 0.3, 100)
     assert (recipe.batch.batch_size, recipe.model.image_size, recipe.data.crop) == (128, 256, "official")
     assert recipe.loss.name == "ROADMAP"
+
+
+def test_recall_at_k_as_its_authors_published_it_for_sop() -> None:
+    recipe = load_recipe("sop", ["variant=recall_at_k"])
+    b, o, s = recipe.batch, recipe.optimiser, recipe.schedule
+    assert (b.batch_size, b.micro_batch, b.images_per_class) == (4000, 200, 4)
+    assert (o.algorithm, o.lr, o.weight_decay) == ("adam", 2e-4, 4e-4)
+    assert (s.kind, s.milestones, s.gamma, s.epochs) == ("steps", (25, 50), 0.3, 55)
+    assert (recipe.model.pooling, recipe.model.layer_norm, recipe.data.crop) == ("gem", True, "official")
+    assert recipe.loss.options == {"mixup": True, "rank_temperature": [1, 2, 4, 8, 16]}
 
 
 @pytest.mark.parametrize("mode", ["head", "full"])

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from forerank.cli import run as command
 from forerank.data import open_table
+from forerank.errors import InputError
 from forerank.training import load_recipe, read_history, train
 from forerank.training.methods import METHODS
 from forerank.training.prepare import complete_recipe, open_parts
@@ -120,7 +121,13 @@ def test_a_method_brings_its_values_and_those_given_go_over_them() -> None:
 
 def test_fastap_takes_super_categories_where_the_data_has_them() -> None:
     recipe = load_recipe("glyphs", ["method=fastap"])
-    assert complete_recipe(recipe, open_parts(recipe)["train"], 1, "cpu").batch.super_categories == 2
+    train = open_parts(recipe)["train"]
+    assert complete_recipe(recipe, train, 1, "cpu").batch.super_categories == 2
+    alike = train.with_columns(category=np.full(len(train), "one"))
+    assert complete_recipe(recipe, alike, 1, "cpu").batch.super_categories is None
+    asked = load_recipe("glyphs", ["super_categories=9000"])
+    with pytest.raises(InputError, match=r"super_categories=9000 needs .* has \d+"):
+        complete_recipe(asked, train, 1, "cpu")
 
 
 def test_the_list_of_methods(capsys: pytest.CaptureFixture[str]) -> None:

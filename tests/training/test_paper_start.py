@@ -20,13 +20,14 @@ RECIPES = Path(prepare.__file__).parents[1] / "recipes"
 
 
 def paper_recipes() -> list[tuple[str, str | None]]:
-    """(recipe, variant) of everything that trains the paper's ResNet-50."""
+    """(recipe, variant) of everything that trains the paper's ResNet-50, later methods left out."""
     recipes = []
     for name in recipe_names():
         variants = yaml.safe_load((RECIPES / f"{name}.yaml").read_text()).get("variants", {})
         for variant in [None, *variants]:
             chosen = [] if variant is None else [f"variant={variant}"]
-            if load_recipe(name, chosen).model.backbone.startswith("resnet50"):
+            recipe = load_recipe(name, chosen)
+            if recipe.model.backbone.startswith("resnet50") and recipe.method.name is None:
                 recipes.append((name, variant))
     return recipes
 
@@ -46,21 +47,28 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_data_set_of_the_paper_has_such_a_recipe() -> None:
     names = {name for name, _ in paper_recipes()}
     assert names >= {"sop", "vehicle_id", "inaturalist", "cars", "inshop", "cub"}
-    assert {("cub", "paper"), ("sop", "authors"), ("vehicle_id", "authors")} <= set(paper_recipes())
+    assert ("cub", "paper") in paper_recipes()
+    assert {(name, "authors") for name in names - {"cub"}} <= set(paper_recipes())
+
+
+@pytest.fixture
+def asked(weights: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The repositories that weights were asked of; every one of them gives the same file."""
+    repositories: list[str] = []
+
+    def hub_file(repo: str, names: tuple[str, ...], advice: str) -> Path:
+        repositories.append(repo)
+        return weights
+
+    monkeypatch.setattr(timm_models, "hub_file", hub_file)
+    return repositories
 
 
 @pytest.mark.parametrize(("name", "variant"), paper_recipes())
 @pytest.mark.parametrize("from_file", [False, True], ids=["hub", "file"])
 def test_resolved_weights_preprocessing_precision_and_head(
-    name: str, variant: str | None, from_file: bool, weights: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, variant: str | None, from_file: bool, weights: Path, asked: list[str]
 ) -> None:
-    asked = []
-
-    def hub_file(repo: str, names: tuple[str, ...], advice: str) -> Path:
-        asked.append(repo)
-        return weights
-
-    monkeypatch.setattr(timm_models, "hub_file", hub_file)
     recipe = load_recipe(name, [] if variant is None else [f"variant={variant}"])
     if from_file:
         recipe = override(recipe, [f"backbone=resnet50@{weights}"])
@@ -84,6 +92,28 @@ def test_resolved_weights_preprocessing_precision_and_head(
     assert 0.99 * bound < model.head.weight.abs().max() <= bound
     assert 0.9 * bound < model.head.bias.abs().max() <= bound
     assert model.head.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("variant", "size", "resize", "pooling", "layer_norm"),
+    [("roadmap", 256, 293, "average", False), ("recall_at_k", 224, 256, "gem", True)],
+)
+def test_recipes_of_later_methods_start_from_the_same_weights(
+    variant: str, size: int, resize: int, pooling: str, layer_norm: bool, asked: list[str]
+) -> None:
+    recipe = load_recipe("sop", [f"variant={variant}"])
+    model = build_model(recipe)
+    assert asked == ["timm/resnet50.tv_in1k"]
+    seen = model.preprocessing
+    assert (seen.size, seen.resize, seen.squash, seen.crop) == (size, resize, True, "official")
+    assert (model.spec["pooling"], model.layer_norm is not None) == (pooling, layer_norm)
+    assert (recipe.precision, recipe.model.embedding_dim) == ("fp32", 512)
+
+
+@pytest.mark.parametrize("name", ["sop", "vehicle_id", "inaturalist", "cars", "inshop"])
+def test_the_authors_train_on_all_classes_and_choose_on_the_test_set(name: str) -> None:
+    recipe = load_recipe(name, ["variant=authors"])
+    assert (recipe.data.validation, recipe.evaluation.choose_on) == (0, "test")
 
 
 def test_another_seed_gives_another_start_of_the_head(weights: Path) -> None:

@@ -132,7 +132,13 @@ class ClassBalancedSampler(Sampler[list[int]]):
         if self.categories_per_batch < 1:
             raise InputError(f"categories_per_batch must be at least 1, not {self.categories_per_batch}")
         of_class = np.array([given[m[0]] for m in self._members])
-        return [np.flatnonzero(of_class == c) for c in np.unique(of_class)]
+        groups = [np.flatnonzero(of_class == c) for c in np.unique(of_class)]
+        if self.categories_per_batch > max(2, len(groups)):
+            raise InputError(
+                f"a batch from {self.categories_per_batch} categories needs as many of them; there are "
+                f"{len(groups)} with classes of two images or more"
+            )
+        return groups
 
     def __len__(self) -> int:
         """Batches of a whole epoch, also when resumed in its middle."""

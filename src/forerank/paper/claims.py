@@ -26,18 +26,22 @@ import numpy as np
 from forerank.files import write_atomically
 from forerank.metrics.registry import symbol
 from forerank.paper.published import source
-from forerank.paper.statistics import LEVEL, Difference, class_difference, holm, paired_difference, show_p
+from forerank.paper.statistics import (
+    LEVEL,
+    MARGINS,
+    Difference,
+    class_difference,
+    holm,
+    paired_difference,
+    show_p,
+)
 from forerank.paper.study import Condition, Study
 from forerank.report.tables import ResultTable
+from forerank.training.recipe import recipe_text
 
 HOLDS, FAILS, SAME, OPEN = "holds", "does not hold", "no difference", "undecided here"
 ABSENT, PENDING = "cannot be tested here", "not run yet"
 LEAST_SEEDS = 3  # fewer decide nothing, unless fewer were asked for
-# Differences below these count as no difference. The paper calls half a point of R@1 an improvement.
-MARGINS = {
-    "recall@1": 0.5, "map@r": 0.5, "nmi": 0.5, "centres_kept": 0.5,
-    "dists@intra": 0.01, "dists@inter": 0.01, "correlation": 0.05,
-}  # fmt: skip
 # What this room measures itself; all other metrics are named by their registry.
 OWN_METRICS = {"centres_kept": "centres kept", "correlation": "rank correlation"}
 ABOVE, BELOW = (0.0, math.inf), (-math.inf, 0.0)
@@ -278,10 +282,10 @@ def rule(study: Study, judged: Sequence[Verdict]) -> str:
         "A claim *holds* if every comparison lies in the claimed range, *does not hold* if one lies outside "
         "of it, "
         "and there is *no difference* if one that should differ lies within a margin fixed in advance "
-        f"({margins}; points for percentages). Each answer needs p < {LEVEL:g} over paired seeds (Student's "
-        "t) and, "
-        "for R@1, over test classes, after Holm's correction over all comparisons on this page "
-        f"({count}). Otherwise it is *undecided here*. Intervals are 95%, uncorrected. Effect sizes are "
+        f"({margins}; points for percentages). Each answer needs p < {LEVEL:g} (one-sided tests, doubled; "
+        "two of them for *no difference*) over paired seeds (Student's t) and, for R@1, over test classes, "
+        f"after Holm's correction over all {count} comparisons on this page, for each of the three answers "
+        "by itself. Otherwise it is *undecided here*. Intervals are 95%, uncorrected. Effect sizes are "
         "Cohen's d of paired seeds. A verdict on a stand-in says nothing about the paper's own data."
     )
 
@@ -312,6 +316,8 @@ def to_markdown(judged: Sequence[Verdict], study: Study) -> str:
         lines += [f"### {verdict.said}: {verdict.word}", "", *[f"- {text}" for text in verdict.evidence], ""]
     if choices:
         lines += ["## Values chosen on validation classes", "", choices.to_markdown(), ""]
+    told = replace(recipe, data=replace(recipe.data, root=None))  # where it lies differs by machine
+    lines += ["## Every value of one run: PNP-Dq, seed 0", "", f"```yaml\n{recipe_text(told)}```", ""]
     return "\n".join([*lines, f"Claims from: {source()}", ""])
 
 

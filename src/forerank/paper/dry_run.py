@@ -145,7 +145,8 @@ def describe_plan(
     first = (left or list(plan))[0]
     recipe = first.recipe
     need = estimate(study, first)
-    needed = need.bytes_needed(recipe, processes)
+    largest = max((run.recipe for run in left or plan), key=lambda r: need.bytes_needed(r, processes))
+    needed = need.bytes_needed(largest, processes)
     together = needed * (processes if need.device == "cpu" else 1) * jobs
     fits = together <= 0.8 * need.available_bytes
     lines = [
@@ -154,7 +155,7 @@ def describe_plan(
         f"runs      {len(plan)}, of which {len(done)} are there and {len(left)} to do",
         *_tuning(study, methods),
         f"steps     {need.steps(recipe):,} of {recipe.batch.batch_size} images each",
-        f"memory    {_size(needed)} per process for {recipe.batch.batch_size} images over {processes} "
+        f"memory    {_size(needed)} per process for {largest.batch.batch_size} images over {processes} "
         f"process{'es' if processes > 1 else ''} ({_size(need.activation_bytes)} per image, "
         "measured); "
         f"{_size(need.available_bytes)} free on this {need.device}"

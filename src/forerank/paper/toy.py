@@ -31,6 +31,7 @@ from forerank.paper.statistics import Difference, paired_difference
 
 CLASSES, SAMPLES = 4, 150
 LOSSES = ("O", "Iu", "Ib", "Ds", "Dq", "Smooth-AP")
+SEPARATED = 0.95  # a recall above this counts as separated classes
 DRAWN = ("Ib", "Dq")  # whose embeddings are drawn, as in the paper
 FILE = "toy.json"
 CAVEAT = (
@@ -237,10 +238,21 @@ def _read(path: Path) -> dict[str, Any] | None:
     return kept if isinstance(kept, dict) and {"settings", "seeds"} <= kept.keys() else None
 
 
+def gains(result: dict[str, Any], geometry: str = "two_centres") -> list[float]:
+    """By how many points of recall on the unseen classes Dq is above Ib, for each seed."""
+    recall = result["recall"][geometry]
+    return [100 * (dq - ib) for dq, ib in zip(recall["Dq"], recall["Ib"], strict=True)]
+
+
 def effect(result: dict[str, Any], geometry: str = "two_centres") -> Difference:
     """How much better Dq separates the unseen classes than Ib, in points of recall, paired by seed."""
-    recall = result["recall"][geometry]
-    return paired_difference([100 * r for r in recall["Dq"]], [100 * r for r in recall["Ib"]])
+    differences = gains(result, geometry)
+    return paired_difference(differences, np.zeros(len(differences)))
+
+
+def separated(result: dict[str, Any], loss_name: str) -> int:
+    """With how many seeds a loss separates the unseen classes, where training classes have two centres."""
+    return sum(recall > SEPARATED for recall in result["recall"]["two_centres"][loss_name])
 
 
 def _blob(

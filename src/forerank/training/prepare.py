@@ -97,8 +97,12 @@ def complete_recipe(recipe: Recipe, train: Table, processes: int, device: str) -
     }  # fmt: skip
     _at_least(1, {key: value for key, value in optional.items() if value is not None}, {})
     _at_least(0, {"data.workers": recipe.data.workers or 0, "batch.hold_mb": b.hold_mb}, {})
-    if b.super_categories is not None and train.category is None:
-        raise InputError(f"batch.super_categories needs data with categories, and {train.name} has none")
+    number = 0 if train.category is None else len(np.unique(train.category))
+    if b.super_categories is not None and number < b.super_categories:
+        raise InputError(
+            f"batch.super_categories={b.super_categories} needs data with as many super categories, and "
+            f"{train.name} has {number or 'none'}"
+        )
     size = b.batch_size
     if size is None:
         fitting = min(USUAL_CLASSES, classes) // processes * processes

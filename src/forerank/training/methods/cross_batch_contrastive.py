@@ -76,8 +76,10 @@ CONTRASTIVE_WITH_MEMORY = Method(
     about="pairs of the batch and a bank of past embeddings, nearly as large as the training set",
     paper="Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020",
     options={"bank": 0.92, "start": 1000, "negative_margin": 0.5},
+    above_zero=("bank",),
     published=(
-        "embedding_dim=128", "lr=1e-4", "weight_decay=5e-4", "batch_size=64", "images_per_class=4",
+        "embedding_dim=128", "freeze_batch_norm=false", "blend=null", "crop=official", "lr=1e-4",
+        "weight_decay=5e-4", "batch_size=64", "images_per_class=4", "schedule.kind=constant",
         "schedule.steps=35000",
     ),
     deviations=(
@@ -85,7 +87,8 @@ CONTRASTIVE_WITH_MEMORY = Method(
         "the bank is used after 1,000 steps or a tenth of the run, whichever is less",
         "an image of the batch is left out of the bank while it is in the batch; in the published code the "
         "bank holds the batch itself already",
-        "the rate is constant; the published code lowers it when the validation stands still",
+        "with the published settings the rate is constant, where the published code lowers it when the "
+        "validation stands still, and a training view has 8% to 100% of the picture, not 20% to 100%",
     ),
     build=build,
 )  # fmt: skip

@@ -89,12 +89,17 @@ DCML_MDW = Method(
     about="several sub-embeddings are mixed by learned compositors, each of which has a margin loss",
     paper="Zheng et al., Deep Compositional Metric Learning, CVPR 2021",
     options={"parts": 4, "compositors": 4, "margin": 0.2},
-    published=("embedding_dim=512",),
+    published=(
+        "embedding_dim=512", "crop=official", "lr=1e-5", "weight_decay=4e-4", "batch_size=100",
+        "images_per_class=2", "schedule.kind=steps", "milestones=[55]", "gamma=0.2", "epochs=300",
+        "schedule.steps=null",
+    ),
     deviations=(
         "the test vector is the concatenation of the sub-embeddings, normalised as a whole: a "
         "reconstruction, because the published code does not run",
         "boundaries are learned for each compositor and class",
+        "the published settings are those of the published code for CUB, four parts of 128",
     ),
     fit=fit,
     build=build,
-)
+)  # fmt: skip

@@ -135,8 +135,10 @@ DIVIDE_AND_CONQUER = Method(
     about="images are clustered every few epochs, and each cluster trains its own slice of the embedding",
     paper="Sanakoyeu et al., Divide and Conquer the Embedding Space for Metric Learning, CVPR 2019",
     options={"clusters": 8, "renew_epochs": 2, "whole_from": 0.95, "margin": 0.2},
+    above_zero=("renew_epochs",),
     published=(
-        "embedding_dim=128", "lr=1e-5", "weight_decay=1e-4", "batch_size=80", "images_per_class=4",
+        "embedding_dim=128", "crop=official", "lr=1e-5", "weight_decay=1e-4", "batch_size=80",
+        "images_per_class=4",
         "schedule.kind=constant", "epochs=200", "schedule.steps=null",
     ),
     deviations=(

@@ -181,6 +181,7 @@ class Method:
         published: further assignments: the training settings of its paper, taken with
             ``method.settings=published``.
         options: its own options with their defaults.
+        above_zero: those of them that cannot be 0.
         deviations: where what is done here differs from the paper, one sentence each.
         fit: (recipe, training table) -> the recipe with what depends on the data, or a refusal with numbers.
         build: makes the objective.
@@ -192,6 +193,7 @@ class Method:
     values: tuple[str, ...] = ()
     published: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    above_zero: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
     fit: Callable[[Recipe, Table], Recipe] = as_it_is
     build: Callable[[Ingredients], Objective] = loss_objective
@@ -219,6 +221,8 @@ def complete_options(key: str, method: Method, given: Mapping[str, Any]) -> dict
             raise InputError(f"method.{name} must be {kind}, not {value!r}")
         if not isinstance(default, bool) and value < 0:
             raise InputError(f"method.{name} must be 0 or more, not {value}")
+        if value == 0 and name in method.above_zero:
+            raise InputError(f"method.{name} must be above 0, not {value}")
     return {name: type(default)(given.get(name, default)) for name, default in method.options.items()}
 
 

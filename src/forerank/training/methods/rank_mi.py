@@ -63,6 +63,7 @@ RANK_MI = Method(
     about="a network estimates the divergence of matching and other distances; the embedding enlarges it",
     paper="Kemertas et al., RankMI: A Mutual Information Maximizing Ranking Loss, CVPR 2020",
     options={"inner_steps": 5, "inner_lr": 1e-3},
+    above_zero=("inner_steps", "inner_lr"),
     deviations=(
         "a reconstruction: the published formulae were not available; the objective is the Jensen-Shannon "
         "form on distances, and the statistics network (two hidden layers of 64) is updated five times "

@@ -53,14 +53,17 @@ SOFT_TRIPLE = Method(
     about="each class has several learned centres; a regulariser merges those that are not needed",
     paper="Qian et al., SoftTriple Loss: Deep Metric Learning Without Triplet Sampling, ICCV 2019",
     options={"centres": 2, "scale": 20.0, "gamma": 0.1, "margin": 0.01, "merge": 0.2},
+    above_zero=("scale", "gamma"),
     published=(
-        "embedding_dim=64", "lr=1e-4", "loss_lr=1e-2", "eps=0.01", "weight_decay=1e-4", "batch_size=32",
+        "embedding_dim=64", "crop=official", "lr=1e-4", "loss_lr=1e-2", "eps=0.01", "weight_decay=1e-4",
+        "batch_size=32",
         "schedule.kind=steps", "milestones=[19, 39]", "gamma=0.1", "epochs=50", "schedule.steps=null",
     ),
     deviations=(
         "two centres per class, not checked against the paper; the published code, for Cars, has ten",
         "the centres have no weight decay; in the published code they have that of the network",
         "batches hold several images of each class; the published code draws images at random",
+        "the network is that of the recipe; the published code has BN-Inception",
     ),
     fit=fit,
     build=SoftTriple,
