@@ -42,8 +42,9 @@ on the test classes, which chose nothing, it gains 4.0: about 1.0 points were lu
         if luck > 0
         else "no luck of the choice shows"
     )
+    compared = "1 training was measured" if trials == 1 else f"{trials:,} trainings were compared"
     return (
-        f"{trials} trainings were compared on the validation classes, where the chosen one gains "
+        f"{compared} on the validation classes, where the chosen one gains "
         f"{100 * chosen:.1f} points of {title(figure)}; on the test classes, which chose nothing, it gains "
         f"{100 * tested:.1f}: {end}"
     )
