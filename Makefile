@@ -47,8 +47,10 @@ format: .venv/dev.stamp ## let ruff put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/dev.stamp ## every benchmark, one after the other (about half an hour)
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+# Those that need no data and no server of yours; docs/performance.md lists all.
+BENCHMARKS := loss evaluate evaluate_memory kmeans training pipeline embedding models search map table streamed_index
+bench: .venv/dev.stamp ## the benchmarks that need no data of yours, one after the other
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 screenshots: .venv/dev.stamp ## take the pictures of docs/images again, in the browser tests (about five minutes)
 	FORERANK_SCREENSHOTS=1 $(BIN)/python -m pytest -q -m browser tests/web tests/report tests/end_to_end/test_installed.py

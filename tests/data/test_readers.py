@@ -303,8 +303,13 @@ def test_what_is_left_out_of_a_folder_is_named(class_folder: Path, image: Any) -
     assert table.notes == (
         "1 video file was left out (the first is class0/film.mp4): take single pictures out of them, "
         "for instance with ffmpeg",
-        "1 image lies outside every class folder and was left out (the first is loose.png): "
-        "move them into a sub-folder of their class",
+        "1 image lies outside every class folder and was left out (loose.png): "
+        "move it into a sub-folder of its class",
+    )
+    image(class_folder / "second.png", 98)
+    assert open_table(class_folder).notes[1] == (
+        "2 images lie outside every class folder and were left out (the first is loose.png): "
+        "move each into a sub-folder of its class"
     )
 
 

@@ -216,6 +216,12 @@ def test_the_choice_takes_what_helps_and_nothing_where_nothing_does():
     assert best.gain == pytest.approx(refined - plain)
     assert f"chosen: {best.rerank}" in str(choice)
 
+    few = labels < 5  # all five classes gain, and that may be chance
+    choice = choose_reranking(vectors[few], labels[few], metric="map", kinds=kinds)
+    assert max(gain.low for gain in choice.gains) > 0
+    assert choice.chosen == "none"
+    assert "fewer than 6 classes: a gain may be chance; 50 queries of 5 classes" in str(choice)
+
     nothing = np.random.default_rng(0).normal(size=vectors.shape)
     choice = choose_reranking(nothing, labels, metric="recall@1", kinds=kinds)
     assert choice.chosen == "none"

@@ -76,6 +76,19 @@ def test_a_small_network_is_searched_with_all_its_weights(images: Path, tmp_path
     assert train_within(recipe, run, 60).results == results  # finished: nothing is done again
 
 
+def test_when_the_time_is_over_the_training_on_all_classes_is_left_to_the_next_start(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    recipe = load_recipe(images, [*QUICK, *FEW])
+    results = train_within(recipe, run, 0.001).results
+    assert "trained" in results["test"]
+    assert "the time is over" in capsys.readouterr().err
+    assert not (run / "refit").exists()
+    assert train_within(recipe, run, 0.001).results == results
+    assert (run / "refit" / "best" / "model.safetensors").exists()
+
+
 @pytest.mark.usefixtures("few")
 def test_heads_are_compared_and_then_all_weights_start_from_the_best(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ import pytest
 
 from forerank.cli import run as forerank
 from forerank.metrics import evaluate
+from forerank.models import Retriever
 from forerank.models.storage import shipped_model
 from forerank.report.plain_words import plain_warnings
 from forerank.search import Index
@@ -38,6 +39,23 @@ def test_the_whole_catalogue_is_every_image_searched_among_all_others(measured: 
     assert results["words"]["sentence"] in page
     assert "mong all 160 images of all 20 classes" in page
     assert "Next: forerank index" in page
+
+
+def test_images_that_are_neither_query_nor_gallery_of_their_part_are_in_the_catalogue(
+    images: Path, tmp_path: Path
+) -> None:
+    files = sorted(images.rglob("*.png"))
+    rows = ["path,label,split,is_query,is_gallery"]
+    for file in files:
+        part = "train" if file.parent.name < "class_10" else "test"
+        rows.append(f"{file},{file.parent.name},{part},{int(part == 'test')},{int(part == 'test')}")
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    values = [*QUICK, "steps=2", "data.validation=0"]
+    catalogue = train(load_recipe(tmp_path / "table.csv", values), tmp_path / "run").results["catalogue"]
+    vectors = Retriever.load(tmp_path / "run", device="cpu").embed(files, progress=False)
+    labels = [file.parent.name for file in files]
+    assert catalogue["recall@1"] == pytest.approx(evaluate(vectors, labels, ks=[1], nmi=False)["recall@1"])
+    assert catalogue["known_classes"] is not None
 
 
 def test_refit_trains_all_classes_to_the_step_that_was_chosen(

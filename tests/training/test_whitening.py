@@ -12,7 +12,12 @@ from forerank.errors import InputError
 from forerank.metrics import evaluate
 from forerank.models import load_model
 from forerank.training import load_recipe, train
-from forerank.training.whitening import choose_start, whitening_weight, within_class_spread
+from forerank.training.whitening import (
+    choose_start,
+    principal_axes,
+    whitening_weight,
+    within_class_spread,
+)
 
 from .conftest import QUICK
 
@@ -35,6 +40,21 @@ def test_the_whitened_spread_within_classes_is_the_same_in_every_direction() -> 
     centred = unit - torch.stack([unit[labels == c].mean(0) for c in range(30)])[labels]
     covariance = torch.cov((centred @ weight.T).T, correction=0)
     assert torch.allclose(covariance / covariance.diagonal().mean(), torch.eye(12).double(), atol=1e-4)
+
+
+def test_few_images_of_many_features_are_whitened_by_the_same_formula() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(12, 60, generator=generator), torch.arange(4).repeat_interleave(3)
+    unit = F.normalize(features.double())
+    centred = unit - torch.stack([unit[labels == c].mean(0) for c in range(4)])[labels]
+    within = centred.T @ centred / 12
+    values, axes = torch.linalg.eigh(within + 0.1 * within.diagonal().mean() * torch.eye(60).double())
+    by_hand = axes @ torch.diag(values.rsqrt()) @ axes.T
+    weight = whitening_weight(within_class_spread(features, labels), 0.1, 60).double()
+    assert torch.allclose(weight / weight.norm(), by_hand / by_hand.norm(), atol=1e-5)
+    # The axes of a narrow head keep everything that twelve images say.
+    kept = principal_axes(features)[:, :12].double()
+    assert torch.allclose(unit @ kept @ kept.T, unit, atol=1e-5)
 
 
 def test_whitening_finds_classes_that_loud_directions_hide_and_a_narrow_head_keeps_it() -> None:

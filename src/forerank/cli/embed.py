@@ -1,5 +1,6 @@
 """`forerank embed`: images to vectors in a file."""
 
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +67,7 @@ def embed(
     with joined(choose_device(device)) as processes:
         place = str(processes.device)
 
+        @cache
         def load() -> Retriever:
             return Retriever.load(
                 chosen, device=place, batch_size=batch_size, engine=engine, precision=precision
@@ -79,6 +81,7 @@ def embed(
     if json:
         paths = str(output.with_suffix(".txt"))
         told = {"file": str(output), "paths": paths, "images": written[0], "dim": written[1]}
-        print_json({**told, "left_out": [str(file) for file in skipped]})
+        print_json({**told, "inference": str(load().network), "left_out": [str(file) for file in skipped]})
         return
     print(f"{written[0]:,} vectors of {written[1]} in {output}, their paths in {output.with_suffix('.txt')}")
+    print(f"vectors by {load().network}")

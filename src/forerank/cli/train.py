@@ -53,6 +53,8 @@ def train(
     json:
         Print the results as JSON.
     """
+    from forerank.data import BadImageError
+    from forerank.errors import InputError
     from forerank.models import keep_freed_memory
     from forerank.models.storage import shipped_model
     from forerank.training import is_first_process, is_run, prepare_run, train_within
@@ -65,12 +67,17 @@ def train(
     recipe, folder = prepare_run(source, values, run)
     if minutes is not None and run is None and not is_run(Path(source)):
         folder = folder.with_name(f"{folder.name},minutes={minutes:g}")
-    if minutes is not None or has_budget(folder):
-        outcome = train_within(recipe, folder, minutes, fixed=assigned_keys(values))
-    else:
-        outcome = start(recipe, folder)
-        if refit:
-            train_on_all_classes(folder)
+    try:
+        if minutes is not None or has_budget(folder):
+            outcome = train_within(recipe, folder, minutes, fixed=assigned_keys(values))
+        else:
+            outcome = start(recipe, folder)
+            if refit:
+                train_on_all_classes(folder)
+    except BadImageError as error:
+        raise InputError(
+            f"{error}: mend or remove the file, or leave such files out with on_bad=skip"
+        ) from error
     if not is_first_process():
         return
     if json:

@@ -47,9 +47,11 @@ def read(root: Path) -> Table:
     notes = content.notes()
     if loose:
         notes += (
-            f"{len(loose):,} {'image lies' if len(loose) == 1 else 'images lie'} outside every class folder "
-            f"and {'was' if len(loose) == 1 else 'were'} left out (the first is {loose[0]}): "
-            "move them into a sub-folder of their class",
+            f"1 image lies outside every class folder and was left out ({loose[0]}): "
+            "move it into a sub-folder of its class"
+            if len(loose) == 1
+            else f"{len(loose):,} images lie outside every class folder and were left out "
+            f"(the first is {loose[0]}): move each into a sub-folder of its class",
         )
     top = np.array([p.split("/")[0] for p in path])
     names = set(top.tolist())

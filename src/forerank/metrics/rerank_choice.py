@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from forerank.console import format_table, percent
@@ -14,6 +15,10 @@ from forerank.metrics.intervals import class_intervals
 from forerank.metrics.registry import find_metric, is_better, shown
 from forerank.ranking.hard_rows import Embeddings, unit_rows
 from forerank.ranking.reranking import NONE, RERANKINGS, Reranking, read_reranking
+
+# With fewer classes no gain is certain: that all of n classes gain by chance has the probability 2 ** -n, and
+# three kinds are tried.
+FEWEST_CLASSES = 6
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class RerankChoice:
         metric: the figure that was compared.
         plain: its value without re-ranking.
         gains: one entry per kind.
-        queries: number of queries behind the figures.
+        queries, classes: how many are behind the figures.
         confidence: that all the intervals hold together.
     """
 
@@ -45,6 +50,7 @@ class RerankChoice:
     plain: float
     gains: tuple[Gain, ...]
     queries: int
+    classes: int
     confidence: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,7 +66,10 @@ class RerankChoice:
             )
         header = ["re-ranking", self.metric, "gain", f"{percent(self.confidence, digits=0)} interval"]
         reason = "no gain is certain" if self.chosen == NONE else "the largest of the certain gains"
-        return f"{format_table(header, rows)}\nchosen: {self.chosen} ({reason}; {self.queries:,} queries)."
+        if self.classes < FEWEST_CLASSES:
+            reason = f"fewer than {FEWEST_CLASSES} classes: a gain may be chance"
+        of = f"{self.queries:,} queries of {self.classes:,} classes"
+        return f"{format_table(header, rows)}\nchosen: {self.chosen} ({reason}; {of})."
 
 
 def choose_reranking(
@@ -79,8 +88,9 @@ def choose_reranking(
     """Measure each kind and take the one that helps most; none where no gain is certain.
 
     A gain is certain if its interval lies on the better side of zero. It is an interval of the differences of
-    each query, drawing whole classes anew, and wide enough to hold for all kinds together. Give validation
-    classes: on the classes of the final figure the choice would make that figure optimistic.
+    each query, drawing whole classes anew, and wide enough to hold for all kinds together. Below six classes
+    no gain is certain. Give validation classes: on the classes of the final figure the choice would make that
+    figure optimistic.
 
     Args:
         embeddings, labels, queries, gallery, ignore: as for `evaluate`.
@@ -121,8 +131,9 @@ def choose_reranking(
         gains.append(
             Gain(str(read_reranking(kind)), mean, mean - float(plain.mean()), float(low), float(high))
         )
-    better = find_metric(metric)[0].better
-    certain = [g for g in gains if is_better(metric, g.low if better == "higher" else g.high, 0.0)]
+    better, classes = find_metric(metric)[0].better, len(np.unique(codes[asked]))
+    enough = classes >= FEWEST_CLASSES
+    certain = [g for g in gains if enough and is_better(metric, g.low if better == "higher" else g.high, 0.0)]
     best = max(certain, key=lambda g: abs(g.gain), default=None)
     return RerankChoice(
         NONE if best is None else best.rerank,
@@ -130,5 +141,6 @@ def choose_reranking(
         float(plain.mean()),
         tuple(gains),
         len(asked),
+        classes,
         confidence,
     )

@@ -22,6 +22,7 @@ from forerank.console import say
 from forerank.data.cache import cache_folder
 from forerank.errors import ForerankError, InputError, check_name, require, unknown
 from forerank.files import temporary_folder, write_atomically
+from forerank.machine import cpu_has_bf16
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,6 +91,8 @@ def open_network(
             does, it says so and takes torch.
     """
     check_name("precision", precision, PRECISIONS)
+    if engine == "auto" and precision == "bf16" and device == "cpu" and not cpu_has_bf16():
+        raise InputError("this processor has no instructions for bf16: use fp32")
     chosen = choose_engine(engine, device, sum(p.numel() for p in module.parameters()))
     try:
         return ENGINES[chosen](module, shape, key, precision, device)

@@ -102,6 +102,7 @@ def build_index(
         if old is not None and not replace:
             _agree(str(address), old, retriever, _source(model))
         meta = _meta(old, model, retriever)
+        report.inference = str(retriever.network)
         if rerank is not None:
             meta["rerank"] = None if refined is None else str(refined)
         save = partial(save_model, retriever.model) if engine.abilities.keeps_model else None

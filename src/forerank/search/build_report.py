@@ -23,6 +23,7 @@ class BuildReport:
     skipped: dict[str, str] = field(default_factory=dict)  # path -> why
     changed: bool = True
     approximate: dict[str, Any] | None = None
+    inference: str = ""  # engine and precision of the vectors, and how far they are from torch's
 
     def __str__(self) -> str:
         if not self.changed:
@@ -32,7 +33,7 @@ class BuildReport:
             f"{self.address}: {self.count:,} images ({self.embedded:,} embedded, {self.reused:,} from the "
             f"features of a training, {self.resumed:,} taken over from an interrupted run, "
             f"{self.kept:,} kept, {self.removed:,} removed, {len(self.skipped):,} unreadable) "
-            f"in {self.seconds:.1f} s{rate}"
+            f"in {self.seconds:.1f} s{rate}; vectors by {self.inference}"
         )
 
     def leave_out(self, path: str, reason: str, on_bad: str) -> None:

@@ -113,7 +113,10 @@ def _search_and_train(recipe: Recipe, run: Path, clock: Clock, fixed: frozenset[
     end = clock.ending(search.at_the_end + search.refit_seconds)
     outcome = train(recipe, run, deadline=end, prelude=prelude)
     clock.save()
-    refit(run, clock.ending(0.0), search.seconds_after_tuning)
+    if clock.left() > 0:
+        refit(run, clock.ending(0.0), search.seconds_after_tuning)
+    else:
+        say("the time is over before the training on all classes; the same command does it")
     return outcome
 
 

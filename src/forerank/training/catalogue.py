@@ -29,6 +29,9 @@ def measure_catalogue(model: EmbeddingModel, a: Assembly) -> dict[str, Any] | No
         embed(lambda x: encode(model, x, recipe, processes.device), part, recipe, processes) for part in parts
     ]
     table = concatenate([one.table for one in embedded])
+    # Whatever an image does when its own part is evaluated: in a catalogue each is found, and searched with.
+    everyone = np.ones(len(table), dtype=bool)
+    table = table.with_columns(is_query=everyone, is_gallery=everyone)
     vectors = np.concatenate([one.vectors for one in embedded])
     evaluation = measure(Embedded(vectors, table), recipe, processes, full=False, per_query=True, nmi=False)
     assert evaluation.per_query is not None

@@ -95,7 +95,11 @@ def _check(whole: Table, skip: bool) -> dict[str, list[str]]:
             f"{len(bad):,} of {check.images:,} images cannot be used, first {bad[0]} ({reason}): "
             "mend or remove them, or give on_bad=skip"
         )
-    notes = [f"{len(bad):,} of {check.images:,} images cannot be read and are left out"] if bad else []
+    notes = []
+    if bad:
+        notes.append(
+            f"{len(bad):,} of {check.images:,} images cannot be read and are left out (the first is {bad[0]})"
+        )
     if check.leaked:
         notes.append(
             f"{len(check.leaked):,} pictures are in training and in validation or test, first "

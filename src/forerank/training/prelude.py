@@ -42,8 +42,9 @@ on the test classes, which chose nothing, it gains 4.0 points: about 1.0 points 
         return shown(figure, gain, digits=1, mark=False) + " points" * is_share(figure)
 
     part = f"about {points(luck)} were" if luck > 0 else "none of the gain was"
+    compared = "1 training was measured" if trials == 1 else f"{trials:,} trainings were compared"
     return (
-        f"{trials} trainings were compared on the validation classes, where the chosen one gains "
+        f"{compared} on the validation classes, where the chosen one gains "
         f"{points(chosen)} of {title(figure)}; on the test classes, which chose nothing, it gains "
         f"{points(tested)}: {part} luck of the choice"
     )

@@ -211,7 +211,7 @@ def _full_key(key: str, where: str) -> str:
     section, _, rest = key.partition(".")
     if section in ("loss", "method") and rest:
         return f"{section}.options.{rest}"  # they know their arguments and refuse a wrong one by name
-    guess = nearest(key, _KEYS) or nearest(key, [k.rpartition(".")[2] for k in _KEYS])
+    guess = nearest(key, _KEYS) or nearest(key, ["quality", *[k.rpartition(".")[2] for k in _KEYS]])
     hint = f": did you mean {guess!r}?" if guess else ": forerank recipe show folder lists them all"
     raise InputError(f"unknown recipe key {key!r}{where}{hint}")
 

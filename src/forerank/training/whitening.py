@@ -39,9 +39,23 @@ def within_class_spread(features: Tensor, labels: Tensor) -> Spread:
     unit = nn.functional.normalize(features.double())
     sums = torch.zeros(int(labels.max()) + 1, unit.shape[1], dtype=unit.dtype).index_add_(0, labels, unit)
     counts = torch.bincount(labels, minlength=len(sums)).clamp_min(1)
-    centred = unit - (sums / counts[:, None])[labels]
-    values, axes = torch.linalg.eigh(centred.T @ centred / len(unit))
-    return Spread(values.clamp_min(0), axes, unit.T @ unit / len(unit))
+    values, axes = _moments(unit - (sums / counts[:, None])[labels])
+    return Spread(values.flip(0), axes.flip(1), unit.T @ unit / len(unit))
+
+
+def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean squares (C,) of rows (N, C) along their principal axes, strongest first, and the axes as columns.
+
+    >>> few, many = torch.eye(9)[:2] * 3, torch.eye(9)[:2].repeat(9, 1) * 3
+    >>> [_moments(rows)[0].round(decimals=4).tolist()[:3] for rows in (few, many)]
+    [[4.5, 4.5, 0.0], [4.5, 4.5, 0.0]]
+    """
+    count, width = rows.shape
+    if 4 * count <= width:  # few images: their own decomposition is many times cheaper than that of C x C
+        _, singular, axes = torch.linalg.svd(rows)
+        return nn.functional.pad(singular.square() / count, (0, width - count)), axes.T
+    values, axes = torch.linalg.eigh(rows.T @ rows / count)
+    return values.clamp_min(0).flip(0), axes.flip(1)
 
 
 def whitening_weight(spread: Spread, shrinkage: float, width: int) -> Tensor:
@@ -74,9 +88,7 @@ def whitening_weight(spread: Spread, shrinkage: float, width: int) -> Tensor:
 
 def principal_axes(features: Tensor) -> Tensor:
     """Axes (C, C) as columns along which unit features (N, C) differ, the strongest first."""
-    unit = nn.functional.normalize(features.double())
-    axes: Tensor = torch.linalg.eigh(unit.T @ unit)[1].flip(1).float()
-    return axes
+    return _moments(nn.functional.normalize(features.double()))[1].float()
 
 
 def start_from_principal_axes(head: nn.Linear, axes: Tensor) -> None:
