@@ -175,8 +175,8 @@ def _too_few(result: Calibration) -> str:
     )
     return (
         f"a precision of {result.wanted:.1%} needs similarity {result.similarity:.4f}, and then only "
-        f"{result.answered:.1%} of the questions are answered{instead}. Nothing was stored: ask for less, "
-        "train a better model, or store it all the same with --anyway."
+        f"{result.answered:.1%} of the questions about things in the catalogue are answered{instead}. "
+        "Nothing was stored: ask for less, train a better model, or store it all the same with --anyway."
     )
 
 
