@@ -83,8 +83,8 @@ def unknown(kind: str, name: object, valid: Iterable[str]) -> InputError:
     """
     names = list(valid)
     guess = nearest(str(name), names)
-    hint = f" did you mean {guess!r}?" if guess else ""
-    return InputError(f"unknown {kind} {str(name)!r}:{hint} Valid: {', '.join(names)}.")
+    hint = f": did you mean {guess!r}?" if guess else "."
+    return InputError(f"unknown {kind} {str(name)!r}{hint} Valid: {', '.join(names)}.")
 
 
 def check_name(kind: str, name: object, valid: Collection[str]) -> None:

@@ -82,6 +82,19 @@ def test_copies_need_the_model_and_the_pixels(planted):
     assert [rows.tolist() for rows, _ in near_copies(alike, thumbnails, 0.95)] == [[19, 20]]
 
 
+def test_a_smaller_copy_is_found_although_the_model_sees_a_difference(planted):
+    table, vectors = planted
+    thumbnails = measure_pictures(table).thumbnails
+    unit = np.nan_to_num(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    across = np.eye(unit.shape[1], dtype=unit.dtype)[0]
+    across -= (across @ unit[19]) * unit[19]
+    across /= np.linalg.norm(across)
+    assert thumbnails[19] @ thumbnails[20] >= 0.995
+    for seen, groups in ((0.8, [[19, 20]]), (0.6, [])):
+        unit[20] = seen * unit[19] + np.sqrt(1 - seen**2) * across
+        assert [rows.tolist() for rows, _ in near_copies(unit, thumbnails, 0.95)] == groups
+
+
 def test_a_copy_across_training_and_test_is_leakage(planted):
     table, vectors = planted
     curation = curate(table, vectors, audited="train")

@@ -124,6 +124,33 @@ def test_filters_hold_on_the_map(open_page, map_site, photograph):
     )
 
 
+def test_the_colours_are_named_and_a_click_shows_one_label(open_page, map_site):
+    page = open_page(f"{map_site}/?view=map")
+    painted(page)
+    legend = page.locator(".map-legend")
+    legend.get_by_text("and 4 more in view").wait_for()  # 12 of 16 labels
+    first = legend.get_by_role("button").first
+    name = first.inner_text().removesuffix(" (5)")
+    dot = first.locator("i").evaluate("dot => getComputedStyle(dot).backgroundColor")
+    red, green, blue = (int(part) for part in dot.removeprefix("rgb(").removesuffix(")").split(", "))
+    inked = page.evaluate(
+        "([r, g, b]) => { const c = document.getElementById('map-canvas');"
+        " const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+        " let n = 0; for (let i = 0; i < d.length; i += 4) n += d[i] === r && d[i+1] === g && d[i+2] === b;"
+        " return n; }",
+        [red, green, blue],
+    )
+    assert inked > 10  # that colour is on the map
+    first.focus()
+    page.keyboard.press("Enter")
+    page.locator("#map-status").get_by_text("5 of 80 images fit the filters").wait_for()
+    assert page.inner_text("#chips").startswith(f"label: {name}")
+    page.wait_for_function("() => document.querySelectorAll('.map-legend button').length === 1")
+    assert page.evaluate("document.activeElement.dataset.label") == name  # the focus is kept
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => !location.search.includes('where')")
+
+
 def test_a_filter_on_a_column_that_does_not_exist_is_one_sentence_on_the_map(open_page, map_site):
     page = open_page(f"{map_site}/?view=map&where=colour=red", expect_errors=True)
     page.wait_for_selector("#error:not([hidden])")

@@ -58,6 +58,16 @@ def test_filters_by_column_hold_for_gallery_and_search(open_page, shop_site, sho
     assert "Unknown column 'colour'" in wrong.inner_text("#error")
 
 
+def test_a_search_that_fails_leaves_the_gallery_and_no_trace_of_matches(open_page, shop_site):
+    page = open_page(f"{shop_site}/?like=uNobodyHasThis", expect_errors=True)
+    page.wait_for_selector("#error:not([hidden])")
+    assert "choose it again" in page.inner_text("#error")
+    page.wait_for_selector("#examples .gone")  # a word instead of a broken picture
+    page.wait_for_selector(".tile")
+    assert page.locator("#result-bar").is_hidden()
+    assert page.locator(".tile .rank").count() == 0
+
+
 def test_pictures_are_shown_whole(open_page, shop_site, shown):
     page = open_page(shop_site)
     shown(page)
@@ -171,17 +181,19 @@ def test_a_box_drawn_on_the_query(open_page, shop_site, shop, picture, photograp
     assert "outside the picture" in outside.inner_text("#error")
 
 
-def test_the_enlarged_view_has_arrows_and_gives_the_focus_back(open_page, shop_site):
+def test_the_enlarged_view_has_arrows_and_gives_the_focus_back(open_page, shop_site, photograph):
     page = open_page(f"{shop_site}/?like=3")
     answered(page)
     every = ids(page)
     page.locator(".tile").first.focus()
     page.keyboard.press(" ")
     page.wait_for_selector("#closer[open]")
-    assert page.inner_text("#closer-place") == "1 of 24"
+    assert page.inner_text("#closer-place").startswith("1 of 24, similarity 0.")
+    page.wait_for_function("() => document.getElementById('closer-image').naturalWidth > 0")
+    photograph(page, "search-closer")
     page.keyboard.press("ArrowRight")
     page.click("#closer-next")
-    assert page.inner_text("#closer-place") == "3 of 24"
+    assert page.inner_text("#closer-place").startswith("3 of 24")
     assert f"images/{every[2]}" in page.locator("#closer-image").get_attribute("src")
     assert "price" in page.inner_text("#closer-columns")
     page.keyboard.press("ArrowLeft")
@@ -269,11 +281,12 @@ def test_a_slider_over_the_thresholds(open_page, serving, shapes_index, retrieve
         page.wait_for_selector("#threshold-slider")
         assert page.evaluate("document.activeElement.id") == "threshold-slider"
         told = page.inner_text("#threshold-told")
-        assert told.startswith("From similarity 0.750 on, 53% of the questions are answered and 89%")
+        asked = "of the questions about things in the catalogue get an answer"
+        assert told.startswith(f"From similarity 0.750 on, 53% {asked}, and 89% of all answers")
         photograph(page, "search-threshold")
         page.keyboard.press("Home")
         highest = page.inner_text("#threshold-told")
-        assert "over 99% of the answers are right" in highest
+        assert "over 99% of all answers are right" in highest
         assert "100%" not in highest
         faint = page.locator(".tile.faint").count()
         page.keyboard.press("End")

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from forerank.data import open_table
 from forerank.search import Index, build_index
@@ -116,7 +117,7 @@ def open_page(browser):
     """Open an address; what the page complains of or asks of another host fails the test."""
     contexts, complaints = [], []
 
-    def opened(address, **options):
+    def opened(address, labels_expected=True, **options):
         context = browser.new_context(**{"viewport": {"width": 1180, "height": 900}, **options})
         context.set_default_timeout(20_000)
         contexts.append(context)
@@ -124,7 +125,8 @@ def open_page(browser):
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
         page.goto(address)
-        page.wait_for_selector("#suspect[data-row]", state="attached")
+        if labels_expected:
+            page.wait_for_selector("#suspect[data-row]", state="attached")
         return page
 
     yield opened
@@ -164,7 +166,6 @@ def test_labels_by_keyboard_then_a_new_browser_goes_on(
         page = open_page(site)
         assert page.inner_text("#decided").startswith("2 of")
         page.keyboard.press("w")
-        page.keyboard.press("5")
         page.wait_for_function(
             "() => document.getElementById('written').textContent.includes('corrected.csv')"
         )
@@ -204,6 +205,7 @@ def test_duplicates_are_moved_after_a_dry_run_and_put_back(
         copy.get_by_role("button", name="Remove").click()
         page.wait_for_selector(".tile.gone")
         page.click("#tab-finish")
+        photograph(page, "curation-finish")
         page.click("#dry-run")
         page.wait_for_selector("#move:not([hidden])")
         assert "Nothing was moved yet" in page.inner_text("#move-says")
@@ -216,6 +218,46 @@ def test_duplicates_are_moved_after_a_dry_run_and_put_back(
         page.click("#restore")
         page.wait_for_function("() => document.getElementById('move-says').textContent.includes('put back')")
         assert file.exists()
+        page.close()
+
+
+@pytest.mark.browser
+def test_one_of_many_copies_is_kept_by_one_click(open_page, shapes, retriever, tmp_path):
+    folder = tmp_path / "copies"
+    for label in ("red star", "blue circle"):
+        shutil.copytree(shapes / label, folder / label)
+    for name in ("again.jpg", "once more.jpg"):
+        shutil.copy(folder / "red star" / "0.jpg", folder / "red star" / name)
+    table = open_table(folder)
+    made = curate(table, retriever.embed(table.files))
+    corrections = Corrections(tmp_path / "out" / "corrections.jsonl", made.table, "m")
+    with serve_app(create_curation_app(made, corrections, tmp_path / "out", "Copies")) as site:
+        page = open_page(f"{site}/#copies", labels_expected=False)
+        group = page.locator("#copy-groups .group", has_text="again.jpg")
+        group.locator(".tile", has_text="again.jpg").get_by_text("Keep only this one").click()
+        page.wait_for_function("() => document.querySelectorAll('.tile.gone').length === 2")
+        assert "again.jpg" not in " ".join(group.locator(".tile.gone").all_inner_texts())
+        page.close()
+
+
+@pytest.mark.browser
+def test_unusual_pictures_are_shown_with_their_rule(open_page, shapes, retriever, tmp_path, photograph):
+    folder = tmp_path / "unusual"
+    shutil.copytree(shapes, folder)
+    with Image.open(shapes / "red star" / "0.jpg") as whole:
+        whole.resize((24, 24)).save(folder / "red star" / "tiny.jpg")
+    with Image.open(shapes / "blue circle" / "1.jpg") as whole:
+        whole.point(lambda value: value // 12).save(folder / "blue circle" / "dark.jpg")
+    table = open_table(folder)
+    made = curate(table, retriever.embed(table.files))
+    corrections = Corrections(tmp_path / "out" / "corrections.jsonl", made.table, "m")
+    with serve_app(create_curation_app(made, corrections, tmp_path / "out", "Audit of shapes")) as site:
+        page = open_page(f"{site}/#issues", labels_expected=False)
+        for kind, name in (("tiny", "tiny.jpg"), ("dark", "dark.jpg")):
+            group = page.locator("#issue-groups .group", has_text=f"1 {kind}")
+            assert "Rule: " in group.inner_text()
+            assert group.locator(".tile").inner_text().split("\n")[0].endswith(name)
+        photograph(page, "curation-pictures")
         page.close()
 
 

@@ -178,8 +178,8 @@ def _too_few(result: Calibration) -> str:
     )
     return (
         f"a precision of {percent(result.wanted)} needs similarity {result.similarity:.4f}, and then only "
-        f"{percent(result.answered)} of the questions are answered{instead}. Nothing was stored: "
-        "ask for less, train a better model, or store it all the same with --anyway."
+        f"{percent(result.answered)} of the questions about things in the catalogue are answered{instead}. "
+        "Nothing was stored: ask for less, train a better model, or store it all the same with --anyway."
     )
 
 

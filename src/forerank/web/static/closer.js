@@ -15,7 +15,7 @@ function show(next) {
   $("closer-image").alt = row.label || row.path;
   $("closer-label").textContent = row.label || fileName(row.path);
   $("closer-path").textContent = row.path;
-  $("closer-place").textContent = `${place + 1} of ${rows.length}`;
+  $("closer-place").textContent = `${place + 1} of ${rows.length}` + (row.similarity === undefined ? "" : `, similarity ${row.similarity.toFixed(3)}`);
   $("closer-columns").replaceChildren(...columns(row).children);
 }
 

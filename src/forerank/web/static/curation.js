@@ -1,6 +1,6 @@
 // Curating a collection. Every decision is sent at once and shown only when the server has written it down.
 
-import { $, complain, make } from "./dom.js";
+import { $, breakable, complain, make } from "./dom.js";
 
 const VIEWS = ["labels", "copies", "issues", "classes", "finish"];
 let collection = null;
@@ -41,6 +41,9 @@ function shot(item, size = "small") {
   framed.append(image);
   return framed;
 }
+
+// The folder and the name of a file: enough to know it, short enough to read.
+const short = (path) => path.split("/").slice(-2).join("/");
 
 // -- decisions -----------------------------------------------------------------------------------------------
 
@@ -90,13 +93,15 @@ function showSuspect() {
   const decided = collection.suspects.filter((one) => collection.decisions[one.row]).length;
   $("progress").max = Math.max(1, collection.suspects.length);
   $("progress").value = decided;
-  $("decided").textContent = `${decided} of ${collection.suspects.length} decided`;
+  const all = decided === collection.suspects.length;
+  $("decided").textContent = `${decided} of ${collection.suspects.length} decided${decided && all ? ": W writes the table" : ""}`;
   if (!suspect) return;
   $("suspect-decision").textContent = said(suspect);
   if ($("suspect").dataset.row === String(suspect.row)) return;
   $("suspect").dataset.row = suspect.row;
   $("suspect-picture").replaceChildren(shot(suspect, "large"));
-  $("suspect-path").textContent = suspect.path;
+  $("suspect-path").replaceChildren(...breakable(short(suspect.path)));
+  $("suspect-path").title = suspect.path;
   $("suspect-label").textContent = suspect.label;
   $("suspect-suggestion").textContent = suspect.suggestion;
   $("keep-label").textContent = suspect.label;
@@ -107,15 +112,20 @@ function showSuspect() {
   $("other-label").value = "";
 }
 
-function tile(item, words) {
+// A picture with its words; `alike`: the group of near-identical pictures that it stands in.
+function tile(item, words, alike = []) {
   const one = make("div", "tile");
   one.dataset.row = item.row;
   one.item = item;
-  one.append(shot(item), make("p", "path", words));
+  const said = make("p", "path");
+  said.append(...breakable(words));
+  said.title = item.path;
+  one.append(shot(item), said);
   one.append(button("toggle", "Remove", () => {
     const gone = collection.decisions[item.row]?.action === "remove";
     decide(item.row, gone ? "keep" : "remove");
   }));
+  if (alike.length > 2) one.append(button("only", "Keep only this one", () => alike.forEach((other) => decide(other.row, other === item ? "keep" : "remove"))));
   return one;
 }
 
@@ -136,20 +146,26 @@ function build() {
   for (const [view, count] of Object.entries(counts)) $(`tab-${view}`).append(` (${count.toLocaleString("en")})`);
   $("copy-groups").replaceChildren(...collection.copies.map((one) => {
     const labels = new Set(one.rows.map((item) => item.label));
-    const title = make("h3", "", `${one.rows.length} pictures, ${one.identical ? "the same bytes" : `correlation from ${one.correlation}`} `);
+    const title = make("h3", "", `${one.rows.length} pictures, ${one.identical ? "the same bytes" : `pixel correlation ${one.rows.length > 2 ? "at least " : ""}${one.correlation.toFixed(2)}`} `);
     if (one.leaks) title.append(make("span", "leak", "leakage: in training and in the test"));
     const words = labels.size > 1 ? `Labelled ${[...labels].join(" and ")}: if they show the same thing, one of these labels is wrong.` : "";
-    return group(title, words, one.rows.map((item) => tile(item, `${item.label} · ${item.split} · ${item.path}`)));
+    return group(title, words, one.rows.map((item) => tile(item, `${item.label} · ${item.split} · ${short(item.path)}`, one.rows)));
   }));
   if (!collection.copies.length) $("copy-groups").append(make("p", "card", "No near-identical pictures."));
   const kinds = Object.keys(collection.rules).filter((kind) => collection.issues.some((issue) => issue.kind === kind));
   $("issue-groups").replaceChildren(...kinds.map((kind) => {
     const items = collection.issues.filter((issue) => issue.kind === kind);
     const title = make("h3", "", `${items.length} ${kind}`);
-    return group(title, `Rule: ${collection.rules[kind]}.`, items.map((item) => tile(item, `${item.reason} · ${item.path}`)));
+    return group(title, `Rule: ${collection.rules[kind]}.`, items.map((item) => tile(item, `${item.reason} · ${short(item.path)}`)));
   }));
   if (!kinds.length) $("issue-groups").append(make("p", "card", "No unusual picture."));
   buildClasses();
+}
+
+function named(text, action) {
+  const made = button("", undefined, action);
+  made.append(...breakable(text));
+  return made;
 }
 
 function buildClasses() {
@@ -163,11 +179,10 @@ function buildClasses() {
     const line = make("tr");
     const name = make("th");
     name.scope = "row";
-    name.append(button("", one.label, () => showClass(one.label, one.split)));
+    name.append(named(one.label, () => showClass(one.label, one.split)));
     const confusions = make("td");
-    one.confusions.forEach((other, i) => {
-      if (i) confusions.append(", ");
-      confusions.append(button("", `${other.label} (${other.images})`, () => showClass(other.label, one.split)));
+    one.confusions.forEach((other) => {
+      confusions.append(named(`${other.label} (${other.images})`, () => showClass(other.label, one.split)));
     });
     line.append(name, make("td", "", one.split), make("td", "", one.images), make("td", "", one.recall === null ? "–" : `${(100 * one.recall).toFixed(1)}%`), confusions);
     return line;
@@ -181,7 +196,7 @@ async function showClass(label, split) {
   try {
     const items = await ask(`/api/class?label=${encodeURIComponent(label)}&split=${encodeURIComponent(split)}`);
     $("class-name").textContent = `${label} · ${split} · ${items.length} images`;
-    $("class-shots").replaceChildren(...items.map((item) => tile(item, item.path)));
+    $("class-shots").replaceChildren(...items.map((item) => tile(item, short(item.path))));
     $("class-pictures").hidden = false;
     refresh();
     $("class-name").focus();
@@ -217,7 +232,7 @@ function show(view) {
 
 const current = () => VIEWS.find((view) => !$(view).hidden);
 
-const write = () => send("/api/write", {}, (answer) => {
+const writeTable = () => send("/api/write", {}, (answer) => {
   $("written").textContent = `Written: ${answer.file}. Train with it: forerank train ${answer.file}`;
 });
 
@@ -236,7 +251,7 @@ $("remove").addEventListener("click", () => decideSuspect("remove"));
 $("undo").addEventListener("click", undo);
 $("previous").addEventListener("click", () => { place = Math.max(0, place - 1); refresh(); });
 $("next").addEventListener("click", () => { goOn(); refresh(); });
-$("write").addEventListener("click", write);
+$("write").addEventListener("click", writeTable);
 $("other-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const label = $("other-label").value;
@@ -280,7 +295,10 @@ document.addEventListener("keydown", (event) => {
     return $(`tab-${view}`).focus();
   }
   const key = event.key.toLowerCase();
-  if (key === "w") return write();
+  if (key === "w") {
+    show("finish"); // where it is said what was written
+    return writeTable();
+  }
   if (key === "u") return undo();
   if (current() !== "labels") return;
   const press = { k: "keep", c: "change", r: "remove", arrowleft: "previous", arrowright: "next" }[key];

@@ -29,6 +29,8 @@ export function button(className, text, act, name) {
 }
 
 export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+// A long name may be broken after these signs, not only where it happens to reach the edge.
+export const breakable = (text) => text.split(/(?<=[_/.-])/).flatMap((part) => [part, make("wbr")]);
 export const fileName = (path) => path.split("/").pop();
 
 export function complain(error) {

@@ -2,17 +2,18 @@
 // milliseconds, in every browser, without a graphics library.
 
 import { $, ask, at, complain, make } from "./dom.js";
+import { fill } from "./map_legend.js";
 
 const NEAR = 5; // hits that decide where the query stands
 const view = { zoom: 1, x: 0.5, y: 0.5 }; // the place in the middle of the canvas
 let points = null; // { count, id, label, x, y, order, colour, names, at }
-let given = { hits: [], conditions: "", list: () => {}, search: () => {} };
+let given = { hits: [], conditions: "", list: () => {}, search: () => {}, only: () => {} };
 let accepted = null; // Uint8Array: 1 for every point that the filters accept; null: all
 let asked = ""; // the conditions that `accepted` belongs to
 let lasso = null; // [[x, y], ...] on the canvas while one is drawn
 let chosen = null; // Uint8Array: 1 for every chosen point
 let under = -1; // the point under the pointer
-let canvas, context, card, status, tool;
+let canvas, context, card, status, legend, tool;
 
 // -- reading ---------------------------------------------------------------------------------------------------
 
@@ -98,6 +99,7 @@ function disc(radius) {
 }
 
 let waiting = false;
+let naming = 0;
 function draw() {
   if (waiting) return;
   waiting = true;
@@ -105,6 +107,8 @@ function draw() {
     waiting = false;
     const started = performance.now();
     if (paint()) canvas.dataset.milliseconds = (performance.now() - started).toFixed(1);
+    clearTimeout(naming);
+    naming = setTimeout(nameColours, 200); // when the map stands still
   });
 }
 
@@ -114,7 +118,7 @@ function paint() {
   const image = context.createImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
   const dots = devicePixelRatio || 1;
-  const radius = Math.max(1, Math.min(6, Math.round((points.count > 20000 ? 1 : 2) * dots * view.zoom ** 0.35)));
+  const radius = Math.max(1, Math.min(6, Math.round((points.count > 20000 ? 1 : points.count > 2000 ? 2 : 3) * dots * view.zoom ** 0.35)));
   const cells = disc(radius).map(([x, y]) => x + y * width);
   const { factor, left, top } = projection();
   for (let round = 0; round < 2; round++) { // what is filtered out or not chosen first, the rest above it
@@ -217,6 +221,15 @@ function insideLasso(path) {
 function inView() {
   const { width, height } = canvas;
   return (x, y) => x >= 0 && x < width && y >= 0 && y < height;
+}
+
+function nameColours() {
+  if (!points || !canvas.width) return;
+  const counts = new Uint32Array(points.names.length);
+  const { factor, left, top } = projection();
+  const inside = inView();
+  for (let i = 0; i < points.count; i++) if (active(i) && inside(points.x[i] * factor + left, points.y[i] * factor + top)) counts[points.label[i]] += 1;
+  fill(legend, points.names, counts, points.colour, given.only);
 }
 
 function nearestTo(x, y, within) {
@@ -385,7 +398,10 @@ function build() {
   status = make("p", "soft");
   status.id = "map-status";
   status.setAttribute("role", "status");
-  place.append(bar, status, frame);
+  legend = make("div", "map-legend");
+  legend.setAttribute("role", "group");
+  legend.setAttribute("aria-label", "Labels in view");
+  place.append(bar, status, frame, legend);
   listen();
 }
 

@@ -69,6 +69,7 @@ async function render(focus) {
   } catch (error) {
     if (turn !== state.turn) return;
     $("headline").textContent = "Find it again";
+    $("result-bar").hidden = true; // what stands below is the gallery
     complain(error);
     if (asked) gallery.open((after) => ask(`api/gallery?after=${after}&limit=60`)); // nothing is lost: go on from here
   }
@@ -109,6 +110,10 @@ function example(text, kind, count) {
   image.alt = kind === "like" ? "Your query" : "Not like this";
   image.draggable = false;
   image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth <= 96));
+  image.addEventListener("error", () => {
+    image.classList.add("broken");
+    holder.append(make("span", "gone", "not shown"));
+  });
   image.src = state.blobs.get(exampleName(text)) || at(pictureOf(text));
   holder.append(image);
   if (count > 1 || kind === "unlike") {
@@ -171,18 +176,17 @@ function showAnswer(answer) {
   const words = [];
   if (!best) words.push(state.index?.images ? "No image fits the filters." : "The index has nothing to compare it with.");
   else if (!answer.found) {
-    words.push(`No match: the nearest has similarity ${best.similarity.toFixed(3)}, trusted from ${answer.threshold.toFixed(3)} on.`);
-    words.push(isUpload(state.query.like[0]) ? "It is probably not in the catalogue." : "No other image is near enough.");
+    words.push(`The nearest image has similarity ${best.similarity.toFixed(3)}; a match is trusted from ${answer.threshold.toFixed(3)} on.`);
+    if (said) words.push(`The best guess is ${said.label}: ${said.votes} of the ${said.voters} nearest.`);
   } else if (answer.threshold !== null) words.push(`Similar enough to be trusted (from ${answer.threshold.toFixed(3)} on).`);
   if (answer.label) words.unshift(`The query is ${answer.label}.`);
-  if (combined) words.push(`Several pictures make one query: their mean${state.query.unlike.length ? ", minus half of the mean of those it should not be like" : ""}.`);
+  if (best && combined) words.push(`Several pictures make one query: their mean${state.query.unlike.length ? ", minus half of the mean of those it should not be like" : ""}.`);
   $("verdict").textContent = words.join(" ");
   $("verdict").hidden = !words.length;
   $("verdict").className = `verdict ${!best || answer.threshold === null ? "" : answer.found ? "found" : "none"}`;
   results.replaceChildren(...answer.hits.map((hit) => tile(hit, hit)));
   results.setAttribute("aria-busy", "false");
-  $("empty").hidden = answer.hits.length > 0;
-  $("empty").textContent = "Nothing to show.";
+  $("empty").hidden = true;
   $("legend").hidden = !answer.label;
   $("known").hidden = answer.label !== null || !state.index?.labelled;
   $("known-label").value = "";
@@ -203,8 +207,8 @@ function showView() {
   results.hidden = view === "explain" || (view === "map" && asked);
   $("explain").hidden = view !== "explain";
   $("map").hidden = view !== "map";
-  $("choices").hidden = $("legend").hidden = view !== "";
-  if (view === "" && state.answer) $("legend").hidden = !state.answer.label;
+  $("choices").hidden = view !== "";
+  $("legend").hidden = view !== "" || !state.answer?.label;
   $("loss-pick").hidden = view !== "explain";
   if (view === "explain" && state.answer) explain();
   if (view === "map" && state.index) showMap();
@@ -230,7 +234,14 @@ async function explain() {
 
 async function showMap() {
   state.map ??= await import("./map.js");
-  state.map.show({ hits: state.answer?.hits || [], conditions: forGallery(state.query), list: listRows, search: searchRow });
+  state.map.show({ hits: state.answer?.hits || [], conditions: forGallery(state.query), list: listRows, search: searchRow, only: onlyLabel });
+}
+
+// A click on a label of the map limits everything to it, a second click lifts that again.
+function onlyLabel(name) {
+  const wanted = `label=${name}`;
+  const others = state.query.where.filter((condition) => !condition.startsWith("label="));
+  go({ where: state.query.where.includes(wanted) ? others : [...others, wanted] });
 }
 
 // What was chosen on the map stands below it like the gallery.

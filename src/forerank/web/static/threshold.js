@@ -30,7 +30,7 @@ function drawing() {
     made.append(svg("text", { x: LEFT - 8, y: y(up) + 4, "text-anchor": "end" }, `${Math.round(100 * up)}%`));
     made.append(svg("text", { x: x(across), y: HEIGHT - 28, "text-anchor": "middle" }, `${Math.round(100 * across)}%`));
   }
-  made.append(svg("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, "share of questions answered"));
+  made.append(svg("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, "share answered, of the questions about things in the catalogue"));
   made.append(svg("text", { x: LEFT, y: TOP - 8 }, "right among the answers"));
   made.append(svg("polyline", { class: "curve", points: curve.map((point) => `${x(point.answered)},${y(point.precision)}`).join(" ") }));
   const inForce = nearest(about.similarity);
@@ -59,7 +59,7 @@ function build(answer) {
   const show = () => {
     const point = about.curve[Number(slider.value)];
     at.textContent = point.similarity.toFixed(3);
-    told.textContent = `From similarity ${point.similarity.toFixed(3)} on, ${share(point.answered)} of the questions are answered and ${share(point.precision)} of the answers are right.`;
+    told.textContent = `From similarity ${point.similarity.toFixed(3)} on, ${share(point.answered)} of the questions about things in the catalogue get an answer, and ${share(point.precision)} of all answers are right.`;
     slider.setAttribute("aria-valuetext", told.textContent);
     picture.querySelector(".here").setAttribute("cx", x(point.answered));
     picture.querySelector(".here").setAttribute("cy", y(point.precision));

@@ -1,6 +1,6 @@
 // Tiles of images, and moving among them with the keyboard.
 
-import { $, at, button, fileName, make, valueOf } from "./dom.js";
+import { $, at, breakable, button, fileName, make, valueOf } from "./dom.js";
 
 const results = $("results");
 const SHOWN_COLUMNS = 3;
@@ -24,7 +24,8 @@ export function tile(row, hit) {
   image.src = at(`images/${row.id}`);
   frame.append(image);
   item.append(frame);
-  const name = make("p", "name", row.label || fileName(row.path));
+  const name = make("p", "name");
+  name.append(...breakable(row.label || fileName(row.path)));
   name.title = row.path;
   item.append(name, columns(row, SHOWN_COLUMNS));
   item.dataset.act = hit ? "look" : "search";
