@@ -185,7 +185,7 @@ def largest(value: int, processes: Processes) -> int:
     """The largest of the processes' values, known to all of them."""
     if processes.count == 1:
         return value
-    tensor = torch.tensor(value, device=processes.device)
+    tensor = torch.tensor(value)  # of the host: nobody waits for a GPU
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return int(tensor.item())
 
