@@ -220,6 +220,11 @@ def test_the_page_shows_pictures_of_shards(shards, image_folder, model_folder, t
 def test_an_archive_beside_images_is_not_taken_for_a_shard(shards, image_folder, model_folder, tmp_path):
     (shards / "shard-000000.tar").rename(image_folder / "backup.tar")
     assert build_index(model_folder, image_folder, tmp_path / "index").count == 12
+    memory = fsspec.filesystem("memory")
+    memory.put(str(image_folder), "/beside/", recursive=True)
+    assert build_index(model_folder, "memory://beside", tmp_path / "there").count == 12
+    assert stored(tmp_path / "there") == stored(tmp_path / "index")
+    memory.rm("/beside", recursive=True)
 
 
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path, make_rows):
