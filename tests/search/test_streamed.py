@@ -222,7 +222,7 @@ def test_an_archive_beside_images_is_not_taken_for_a_shard(shards, image_folder,
     assert build_index(model_folder, image_folder, tmp_path / "index").count == 12
     memory = fsspec.filesystem("memory")
     memory.put(str(image_folder), "/beside/", recursive=True)
-    assert build_index(model_folder, "memory://beside", tmp_path / "there").count == 12
+    assert build_index(model_folder, "memory://beside/images", tmp_path / "there").count == 12
     assert stored(tmp_path / "there") == stored(tmp_path / "index")
     memory.rm("/beside", recursive=True)
 
