@@ -119,6 +119,31 @@ def temporary_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextmanager
+def only_writer(lock: Path, place: object) -> Iterator[None]:
+    """Hold the only right to write to `place`; it goes with the process, so a killed one blocks no other.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, only_writer(Path(folder) / "LOCK", "the index"):
+    ...     with only_writer(Path(folder) / "LOCK", "the index"):
+    ...         pass
+    Traceback (most recent call last):
+    forerank.errors.InputError: another process is writing to the index: wait until it is done.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    if os.name == "nt":  # Windows has no such locks
+        yield
+        return
+    import fcntl
+
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"another process is writing to {place}: wait until it is done.") from error
+        yield
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk, so that a rename survives a power cut."""
     if os.name == "nt":  # Windows cannot open a folder

@@ -3,6 +3,7 @@
 import faulthandler
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from forerank.losses import CrossBatchMemory, create_loss
 from forerank.losses.registry import loss_names
+from forerank.training.processes import Processes, largest
 from pretend_device import DEVICE, host_waits
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 0, 2, 4, 4])
@@ -94,7 +96,10 @@ def test_a_loss_hardly_ever_makes_the_host_wait(name: str) -> None:
 
 
 def test_gathered_by_two_processes(tmp_path: Path) -> None:
-    """Two real processes, each with the device; a collective that met a CPU tensor would fail."""
+    """Two real processes, each with the device; a collective that met a CPU tensor would fail.
+
+    With labels on the host, as in training, gathering does not make the host wait for the device.
+    """
     import subprocess
 
     command = [sys.executable, __file__, str(tmp_path)]
@@ -109,6 +114,7 @@ def test_gathered_by_two_processes(tmp_path: Path) -> None:
         for kind in ("plain", "memory"):
             there, here = results[DEVICE, kind], results["cpu", kind]
             assert all(torch.equal(x, y) for x, y in zip(there, here, strict=True))
+        assert results["waits"] == []
     alone = with_references(create_loss("PNP-Dq"), "cpu")[0]
     torch.testing.assert_close(results["cpu", "plain"][0], alone)
 
@@ -118,7 +124,7 @@ def work(rank: int, folder: str) -> None:
     faulthandler.dump_traceback_later(200, exit=True)
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
-    results: dict[tuple[str, str], list[Tensor]] = {}
+    results: dict[Any, list[Any]] = {}
     mine = slice(0, 7) if rank == 0 else slice(7, 12)
     for device in ("cpu", DEVICE):
         loss = create_loss("PNP-Dq", gather=True)
@@ -132,6 +138,11 @@ def work(rank: int, folder: str) -> None:
             value.backward()
             assert batch.grad is not None
             results.setdefault((device, kind), []).extend([value.detach().cpu(), batch.grad.cpu()])
+    batch = vectors(12, 0)[mine].to(DEVICE).requires_grad_()
+    with host_waits() as waits:
+        create_loss("PNP-Dq", gather=True)(batch, LABELS[mine]).backward()
+        largest(rank, Processes(rank, 2, torch.device(DEVICE)))
+    results["waits"] = [f"{wait.operator} in {wait.place}" for wait in waits]
     torch.save(results, f"{folder}/{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

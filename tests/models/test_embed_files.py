@@ -5,6 +5,7 @@ import io
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,36 @@ def test_two_processes_write_what_one_writes(folder: Path, model: Path, tmp_path
     for ending in (".npy", ".txt"):
         one = (tmp_path / "one.npy").with_suffix(ending).read_bytes()
         assert (tmp_path / "two.npy").with_suffix(ending).read_bytes() == one
+
+
+def test_a_second_run_into_the_same_file_is_refused(folder: Path, model: Path, tmp_path: Path) -> None:
+    """Another process has begun, with another batch size: its parts are not touched."""
+    output = tmp_path / "out.npy"
+    begun = threading.Event()
+    done = threading.Event()
+
+    def slow() -> Retriever:
+        retriever = Retriever.load(model, batch_size=2)
+        embed = retriever.embed
+
+        def embed_and_wait(*arguments: Any, **options: Any) -> Any:
+            vectors = embed(*arguments, **options)
+            begun.set()
+            assert done.wait(60)
+            return vectors
+
+        retriever.embed = embed_and_wait  # type: ignore[method-assign]
+        return retriever
+
+    first = threading.Thread(target=embed_files, args=(slow, [folder], output))
+    first.start()
+    assert begun.wait(60)
+    with pytest.raises(InputError, match=r"another process is writing to .*out\.npy: wait until it is done"):
+        embed_files(lambda: Retriever.load(model, batch_size=1), [folder], output)
+    done.set()
+    first.join()
+    assert len(np.load(output)) == 14
+    embed_files(lambda: Retriever.load(model, batch_size=1), [folder], output)  # nothing stays locked
 
 
 DIES = """

@@ -42,13 +42,15 @@ class MilvusServer:
 
     def start(self) -> None:
         # A session of its own: what the server starts is killed with it.
-        self.process = subprocess.Popen(
-            self.command(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=self.environment(),
-            start_new_session=True,
-        )
+        log = self.data.with_suffix(".log")
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                self.command(),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=self.environment(),
+                start_new_session=True,
+            )
         for _ in range(6000):
             if self.answers():
                 return
@@ -56,7 +58,8 @@ class MilvusServer:
                 break
             time.sleep(0.1)
         self.kill()
-        raise RuntimeError(f"{' '.join(self.command())} did not start")
+        said = log.read_text(errors="replace")[-2000:]
+        raise RuntimeError(f"{type(self).__name__} did not start: {said or 'it said nothing'}")
 
     def answers(self) -> bool:
         with socket.socket() as probe:

@@ -97,6 +97,37 @@ def test_the_command_shares_the_work(tmp_path, model_folder, image_folder):
     assert done.stdout.count("12 images (12 embedded") == 1  # only the first process speaks
 
 
+# The first process needs longer to complete the index than processes otherwise wait for each other.
+SLOW = """
+import time
+from datetime import timedelta
+from forerank.cli import main
+from forerank.search.folder import _FolderUpdate
+from forerank.training import processes
+joined = processes.joined.__wrapped__
+joined.__defaults__ = (joined.__defaults__[0], timedelta(seconds=5))
+complete = _FolderUpdate.complete
+def complete_slowly(*arguments):
+    time.sleep(8)
+    return complete(*arguments)
+_FolderUpdate.complete = complete_slowly
+main()
+"""
+
+
+def test_processes_wait_for_one_that_is_slow(tmp_path, model_folder, image_folder):
+    """Only the first process makes the index complete, which takes hours with very many images."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, str(tmp_path / "slow.py"), "index", str(model_folder), str(image_folder), "-o"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(tmp_path / "index")], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert open_engine(tmp_path / "index").meta()["count"] == 12
+
+
 # The command itself, with parts of two images; the second process dies when it begins its second part.
 DIES = """
 import os, signal

@@ -185,6 +185,35 @@ def test_two_processes_index_what_one_indexes(shards, model_folder, tmp_path):
     assert stored(tmp_path / "two") == stored(tmp_path / "one")
 
 
+def test_a_picture_named_twice_has_its_last_label_with_any_number_of_processes(
+    image_folder, model_folder, tmp_path
+):
+    """The second mention is in the third part, of the first process; the first one in that of the second."""
+    names = [file.relative_to(tmp_path) for file in sorted(image_folder.rglob("*.png"))]
+    named = [*names[:4], names[3], *names[4:], names[3]]
+    lines = [f"{name},label{number}" for number, name in enumerate(named)]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label", *lines]))
+    table = (tmp_path / "table.csv").as_uri()
+    build_index(model_folder, table, tmp_path / "one", part=2)
+    program = tmp_path / "shared.py"
+    program.write_text(
+        "import sys\n"
+        "from forerank.search import build_index\n"
+        "from forerank.training.processes import joined\n"
+        "with joined('cpu'):\n"
+        "    print(build_index(*sys.argv[1:], part=2).count)\n"
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for count, place in (("2", "two"), ("3", "three")):
+        command = [*launcher[:-1], count, str(program), str(model_folder), table, str(tmp_path / place)]
+        many = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert many.returncode == 0, many.stderr[-2000:]
+        assert many.stdout.split() == ["12"] * int(count)
+        assert stored(tmp_path / place) == stored(tmp_path / "one")
+    content = {row.path: row.label for row in open_engine(tmp_path / "two").all_rows()}
+    assert content[str(names[3])] == "label13"
+
+
 def test_the_page_shows_pictures_of_shards(shards, image_folder, model_folder, tmp_path):
     from PIL import Image
 
@@ -209,6 +238,11 @@ def test_the_page_shows_pictures_of_shards(shards, image_folder, model_folder, t
 def test_an_archive_beside_images_is_not_taken_for_a_shard(shards, image_folder, model_folder, tmp_path):
     (shards / "shard-000000.tar").rename(image_folder / "backup.tar")
     assert build_index(model_folder, image_folder, tmp_path / "index").count == 12
+    memory = fsspec.filesystem("memory")
+    memory.put(str(image_folder), "/beside/", recursive=True)
+    assert build_index(model_folder, "memory://beside/images", tmp_path / "there").count == 12
+    assert stored(tmp_path / "there") == stored(tmp_path / "index")
+    memory.rm("/beside", recursive=True)
 
 
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path, make_rows):
@@ -224,7 +258,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path, make_rows):
     before = alive()
     with rows_on_disk() as rows:
         for start in range(0, 40_000, 1000):
-            rows.add(make_rows([f"{i:06d}.png" for i in range(start, start + 1000)]))
+            rows.add((start, row) for row in make_rows([f"{i:06d}.png" for i in range(start, start + 1000)]))
         rows.sort()
         assert len(rows) == 40_000
         most, paths = 0, []
@@ -234,6 +268,21 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path, make_rows):
                 most = max(most, alive() - before)
         assert most <= 9000
         assert paths == [f"{i:06d}.png" for i in range(40_000)]
+
+
+def test_rows_are_counted_once(make_rows):
+    """SQLite counts by reading every row; a large index is gone through in thousands of slices."""
+    from forerank.search.rows_on_disk import rows_on_disk
+
+    asked = []
+    with rows_on_disk() as rows:
+        rows.add((0, row) for row in make_rows([f"{i}.png" for i in range(10)]))
+        rows.sort()
+        rows._database.set_trace_callback(asked.append)
+        parts = [len(rows[start : start + 4]) for start in range(0, len(rows), 4)]
+    assert parts == [4, 4, 2]
+    assert len(asked) == 3
+    assert not [query for query in asked if "count" in query]
 
 
 def test_labels_that_are_no_text_are_refused(tmp_path):

@@ -60,11 +60,11 @@ def embed(
     from forerank.machine import choose_device
     from forerank.models import Retriever, embed_files, keep_freed_memory
     from forerank.models.storage import model_to_use
-    from forerank.training.processes import joined
+    from forerank.training.processes import LONG_PATIENCE, joined
 
     keep_freed_memory()
     chosen = model_to_use(model, measured=measured)
-    with joined(choose_device(device)) as processes:
+    with joined(choose_device(device), patience=LONG_PATIENCE) as processes:
         place = str(processes.device)
 
         @cache

@@ -71,11 +71,11 @@ def index(
     from forerank.models import keep_freed_memory
     from forerank.models.storage import model_to_use
     from forerank.search import build_index
-    from forerank.training.processes import joined
+    from forerank.training.processes import LONG_PATIENCE, joined
 
     keep_freed_memory()
     chosen = model_to_use(model, measured=measured)
-    with joined(choose_device()) as processes:
+    with joined(choose_device(), patience=LONG_PATIENCE) as processes:
         report = build_index(
             chosen,
             images,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from forerank.errors import InputError
 from forerank.losses.arguments import Tail, check_count, check_number, check_tail
-from forerank.losses.gather import gather_rows, sum_over_processes, world_size
+from forerank.losses.gather import gather_rows, meeting_place, sum_over_processes, world_size
 from forerank.losses.peer import PeerCompatible
 from forerank.ranking.classes import ClassColumns
 from forerank.ranking.soft import CountSettings, ranked_loss
@@ -116,10 +116,11 @@ class RankingLoss(PeerCompatible, nn.Module):
             embeddings, mine = gather_rows(
                 embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
             )
-            labels, _ = gather_rows(integer_labels(labels, embeddings.device, SHARED))
+            place = meeting_place(embeddings.device)
+            labels, _ = gather_rows(integer_labels(labels, place, SHARED))
             if references is not None and gather_references:
                 references, _ = gather_rows(references)
-                reference_labels, _ = gather_rows(integer_labels(reference_labels, embeddings.device, SHARED))
+                reference_labels, _ = gather_rows(integer_labels(reference_labels, place, SHARED))
         codes, reference_codes = class_codes(labels, reference_labels)
         keep: slice | Tensor = mine
         if rank_batch:
@@ -261,7 +262,7 @@ def integer_labels(labels: Any, device: torch.device, where: str) -> Tensor:
     """Labels as a tensor on a device; `where` tells the user what needs integers."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be integers of 64 bits {where}.")
-    return labels.to(device, non_blocking=True)
+    return labels.to(device, non_blocking=device.type != "cpu")  # the host reads at once
 
 
 def class_codes(labels: Any, reference_labels: Any) -> tuple[Tensor, Tensor]:

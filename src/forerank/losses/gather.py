@@ -17,13 +17,22 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def meeting_place(device: torch.device) -> torch.device:
+    """Where sizes and labels are exchanged: on the host if the processes can meet there, else on the device.
+
+    To read them from a GPU is to wait for it.
+    """
+    return torch.device("cpu") if "cpu:" in dist.get_backend_config() else device
+
+
 def gather_rows(rows: Tensor) -> tuple[Tensor, slice]:
     """The rows (N, ...) of all processes in order of rank, and where ours are. N may differ, and may be zero.
 
     The gradient of our rows is the sum of what all processes make of them.
     """
-    sizes = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world_size())]
-    dist.all_gather(sizes, torch.tensor([len(rows)], device=rows.device))
+    place = meeting_place(rows.device)
+    sizes = [torch.zeros(1, dtype=torch.int64, device=place) for _ in range(world_size())]
+    dist.all_gather(sizes, torch.tensor([len(rows)], device=place))
     counts = torch.cat(sizes).tolist()
     begin = sum(counts[: dist.get_rank()])
     everyone: Tensor = _GatherRows.apply(rows, counts, begin)  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ are there; then they become the output, and the folder goes. Several processes t
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from forerank import sharing
 from forerank.console import is_text, progress_bar
 from forerank.data.sources import Picture, open_pictures
 from forerank.errors import InputError
-from forerank.files import write_atomically, write_vectors
+from forerank.files import only_writer, write_atomically, write_vectors
 from forerank.models.retriever import Retriever
 
 BATCHES = 4  # of a part
+LOCK = "LOCK"
 
 
 def embed_files(
@@ -45,20 +47,22 @@ def embed_files(
     pictures = chain.from_iterable([open_pictures(source) for source in images])
     model = retriever()
     folder = output.with_suffix(".parts")
-    if sharing.rank() == 0:
-        _begin(folder, model)
-    sharing.exchange(None)  # the folder is there for everybody
-    parts, left_out = 0, list[str]()
-    with progress_bar("embedding", None) as advance:
-        for number, part in enumerate(_parts(pictures, BATCHES * model.batch_size)):
-            parts = number + 1
-            if number % sharing.count() == sharing.rank():
-                _embed_part(model, folder / f"{number:08d}", part, on_bad)
-                advance(len(part))
-    sharing.exchange(None)  # every part is there
-    shape = (0, model.dim)
-    if sharing.rank() == 0:
-        shape, left_out = _join(folder, parts, output, model.dim)
+    with ExitStack() as held:
+        if sharing.rank() == 0:
+            held.enter_context(only_writer(folder / LOCK, output))
+            _begin(folder, model)
+        sharing.exchange(None)  # the folder is there for everybody
+        parts, left_out = 0, list[str]()
+        with progress_bar("embedding", None) as advance:
+            for number, part in enumerate(_parts(pictures, BATCHES * model.batch_size)):
+                parts = number + 1
+                if number % sharing.count() == sharing.rank():
+                    _embed_part(model, folder / f"{number:08d}", part, on_bad)
+                    advance(len(part))
+        sharing.exchange(None)  # every part is there
+        shape = (0, model.dim)
+        if sharing.rank() == 0:
+            shape, left_out = _join(folder, parts, output, model.dim)
     sharing.exchange(None)
     return shape, left_out
 
@@ -73,8 +77,10 @@ def _begin(folder: Path, model: Retriever) -> None:
         "batch_size": model.batch_size,
     }
     state = folder / "model.json"
-    if folder.is_dir() and not (state.is_file() and json.loads(state.read_text()) == made_with):
-        shutil.rmtree(folder)
+    if not (state.is_file() and json.loads(state.read_text()) == made_with):
+        for file in folder.iterdir():
+            if file.name != LOCK:
+                file.unlink()
     write_atomically(state, json.dumps(made_with) + "\n")
 
 

@@ -1,7 +1,6 @@
 """The local engine: a folder of memory-mapped vectors, exact search, an approximate index if it pays."""
 
 import contextlib
-import fcntl
 import sqlite3
 import tempfile
 import threading
@@ -177,18 +176,9 @@ class FolderEngine:
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _writing(self, rank: int = 0) -> Iterator[None]:
-        """One writer of each rank at a time; the lock goes with the process: a killed one blocks no other."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / of_rank("LOCK", rank)).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InputError(
-                    f"another process is writing to {self.address}: wait until it is done."
-                ) from error
-            yield
+    def _writing(self, rank: int = 0) -> contextlib.AbstractContextManager[None]:
+        """One writer of each rank at a time."""
+        return files.only_writer(self.folder / of_rank("LOCK", rank), self.address)
 
     def tidy(self) -> None:
         with self._writing():

@@ -32,6 +32,9 @@ LONGEST_TEXTS = {"path": 8192, "label": 4096, "content": 64, "folded": 40_960}
 LONGEST_META = 65_535
 MOST_NEIGHBOURS = 16_384  # Milvus' own limit
 MOST_CHOSEN = 100_000  # ids that one request may name
+# Candidates that HNSW, the kind of index that a server makes by default, looks at. Left to itself Milvus 2.3
+# looks at so few that it missed every seventh neighbour of 20,000 rows, and is no faster.
+WIDTH = 256
 
 
 class MilvusEngine:
@@ -112,6 +115,8 @@ class MilvusEngine:
                 )
             condition = f"id in {chosen}"
         options: dict[str, Any] = {"filter": condition, "limit": k, "output_fields": ["id"], **SESSION}
+        if self._remote:
+            options["search_params"] = {"params": {"ef": max(k, WIDTH)}}
         for start in range(0, len(queries) if k else 0, 256):
             answers += self._call("search", self._name, data=queries[start : start + 256], **options)
         width = max(map(len, answers), default=0)

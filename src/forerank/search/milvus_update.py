@@ -121,12 +121,11 @@ class MilvusUpdate:
             yield part, *self._ids_for(part)
 
     def _delete_all_but(self, keep: Ids) -> None:
-        doomed: list[int] = []
+        doomed = array("q")  # eight bytes for each row: there may be very many
         for records in self._engine._iterate("id >= 0", ["id"], milvus_records.BATCH_ROWS):
             ids = np.array([record["id"] for record in records], np.int64)
             places = np.minimum(np.searchsorted(keep, ids), len(keep) - 1)
-            doomed += ids[keep[places] != ids].tolist() if len(keep) else ids.tolist()
+            doomed.extend(ids[keep[places] != ids].tolist() if len(keep) else ids.tolist())
         for start in range(0, len(doomed), milvus_records.BATCH_ROWS):
-            self._engine._call(
-                "delete", self._engine._name, ids=doomed[start : start + milvus_records.BATCH_ROWS]
-            )
+            part = doomed[start : start + milvus_records.BATCH_ROWS].tolist()
+            self._engine._call("delete", self._engine._name, ids=part)

@@ -4,7 +4,6 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, overload
@@ -14,6 +13,7 @@ from forerank.search.rows import Row
 
 COLUMNS = "path, label, content, size, modified, columns"
 BATCH = 8192  # rows that are read at once
+Numbered = tuple[int, Row]  # the number of the part that a row comes from, and the row
 
 
 class RowsOnDisk(Sequence[Row]):
@@ -23,27 +23,40 @@ class RowsOnDisk(Sequence[Row]):
         self._database = sqlite3.connect(file)
         self._database.execute("PRAGMA journal_mode = OFF")  # it lives no longer than the process
         self._database.execute("PRAGMA synchronous = OFF")
-        for table in ("before", "added", "others"):
-            self._database.execute(f"CREATE TABLE {table} ({COLUMNS}, PRIMARY KEY (path)) WITHOUT ROWID")
+        for table in ("before", "added"):
+            self._database.execute(
+                f"CREATE TABLE {table} ({COLUMNS}, part, PRIMARY KEY (path)) WITHOUT ROWID"
+            )
+        self._count: int | None = None  # once sorted: SQLite counts rows by reading all of them
 
     def remember(self, rows: Iterable[Row]) -> None:
         """Keep rows of the index as it is."""
-        self._insert("before", rows)
+        self._insert("before", ((0, row) for row in rows))
 
-    def add(self, rows: Iterable[Row]) -> None:
-        """Keep rows of the index as it is to be; of two with one path the later one counts."""
+    def add(self, rows: Iterable[Numbered]) -> None:
+        """Keep rows of the index as it is to be; of two with one path that of the later part counts."""
         self._insert("added", rows)
 
-    def add_others(self, rows: Iterable[Row]) -> None:
-        """Keep rows that other processes have added; `drain` does not give them."""
-        self._insert("others", rows)
-
-    def _insert(self, table: str, rows: Iterable[Row]) -> None:
+    def _insert(self, table: str, rows: Iterable[Numbered]) -> None:
         values = (
-            (r.path, r.label, r.content, r.size, r.modified, json.dumps(dict(r.columns), sort_keys=True))
-            for r in rows
+            (
+                r.path,
+                r.label,
+                r.content,
+                r.size,
+                r.modified,
+                json.dumps(dict(r.columns), sort_keys=True),
+                part,
+            )
+            for part, r in rows
         )
-        self._database.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?, ?)", values)
+        self._database.executemany(
+            f"INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (path) DO UPDATE SET "
+            "label = excluded.label, content = excluded.content, size = excluded.size, "
+            "modified = excluded.modified, columns = excluded.columns, part = excluded.part "
+            "WHERE excluded.part >= part",
+            values,
+        )
 
     def known(self, paths: Sequence[str]) -> dict[str, Row]:
         """Path -> row of the index as it is, of a few paths."""
@@ -53,16 +66,17 @@ class RowsOnDisk(Sequence[Row]):
         )
         return {row.path: row for row in to_rows(rows)}
 
-    def drain(self, size: int) -> Iterator[list[Row]]:
-        """What was added, in blocks."""
-        rows = to_rows(self._database.execute(f"SELECT -1, {COLUMNS} FROM added ORDER BY path"))
-        while block := list(islice(rows, size)):
-            yield block
+    def blocks(self, size: int) -> Iterator[list[Numbered]]:
+        """What was added, some rows at a time."""
+        added = self._database.execute(f"SELECT part, -1, {COLUMNS} FROM added")
+        while block := added.fetchmany(size):
+            rows = to_rows(line[1:] for line in block)
+            yield list(zip((line[0] for line in block), rows, strict=True))
 
     def sort(self) -> None:
         """No row is added from now on."""
-        self._database.execute("INSERT OR REPLACE INTO added SELECT * FROM others")
         self._database.execute(f"CREATE TABLE sorted AS SELECT {COLUMNS} FROM added ORDER BY path")
+        self._count = len(self)
 
     def removed(self) -> int:
         """How many paths of the index as it was are no longer there."""
@@ -81,6 +95,8 @@ class RowsOnDisk(Sequence[Row]):
         return int(self._database.execute(query).fetchone()[0])
 
     def __len__(self) -> int:
+        if self._count is not None:
+            return self._count
         return self._number("SELECT count(*) FROM added")
 
     @overload
@@ -115,7 +131,7 @@ def rows_on_disk() -> Iterator[RowsOnDisk]:
     """Rows in a temporary folder.
 
     >>> with rows_on_disk() as rows:
-    ...     rows.add([Row("b.jpg", "", "", 1, 1), Row("a.jpg", "", "", 1, 1)])
+    ...     rows.add([(0, Row("b.jpg", "", "", 1, 1)), (0, Row("a.jpg", "", "", 1, 1))])
     ...     rows.sort()
     ...     len(rows), rows[0].path, [row.path for row in rows[1:]]
     (2, 'a.jpg', ['b.jpg'])

@@ -4,6 +4,7 @@ A part is read, hashed, embedded and stored before the next one; the rows wait i
 does not grow with the number of pictures, and each is read once.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -60,17 +61,20 @@ def index_stream(job: Job, stream: PictureStream) -> None:
             with progress_bar("embedding", None) as advance:
                 for number, part in enumerate(_parts(stream.pictures, job.part)):
                     if number % sharing.count() == sharing.rank():
-                        rows.add(_index_part(job, update, stream.root, part, rows))
+                        indexed = _index_part(job, update, stream.root, part, rows)
+                        rows.add((number, row) for row in indexed)
                         advance(len(part))
             _gather(rows, job)
-            rows.sort()
-            meta |= {"root": stream.root, "streamed": True, "bad": {}}
-            meta |= {"labelled": rows.labelled(), "columns": rows.column_names()}
-            meta.pop("added", None)
+            counts = 0, 0
             if sharing.rank() == 0:
+                rows.sort()
+                meta |= {"root": stream.root, "streamed": True, "bad": {}}
+                meta |= {"labelled": rows.labelled(), "columns": rows.column_names()}
+                meta.pop("added", None)
                 update.complete(rows, meta, job.save_model)
-        sharing.exchange(None)  # no process goes on before the index is complete
-        report.count, report.removed = len(rows), rows.removed()
+                counts = len(rows), rows.removed()
+        # No process goes on before the index is complete.
+        report.count, report.removed = sharing.exchange(counts)[0]
 
 
 def _parts(pictures: Iterator[Picture], size: int) -> Iterator[list[Picture]]:
@@ -150,14 +154,15 @@ def _bytes(picture: Picture) -> bytes:
 
 
 def _gather(rows: RowsOnDisk, job: Job) -> None:
-    """Give every process the rows of all of them, and the sums of what they did."""
+    """Give the first process the rows of all of them, and every process the sums of what they did."""
     if sharing.count() == 1:
         return
-    report, blocks, nothing = job.report, rows.drain(BLOCK), list[Row]()
-    while any(shares := sharing.exchange(next(blocks, nothing))):
-        for process, share in enumerate(shares):
-            if process != sharing.rank():
-                rows.add_others(share)
+    report, first = job.report, sharing.rank() == 0
+    mine = iter(()) if first else rows.blocks(BLOCK)
+    most = max(sharing.exchange(0 if first else math.ceil(len(rows) / BLOCK)))
+    for _ in range(most):
+        for share in sharing.gather(next(mine, [])):
+            rows.add(share)
     reports = sharing.exchange(report)
     report.skipped = {path: why for each in reports for path, why in each.skipped.items()}
     report.embedded, report.kept, report.resumed = (

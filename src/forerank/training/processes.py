@@ -23,6 +23,9 @@ from forerank.errors import ForerankError
 # A process that waits this long for another one takes it for dead. Long enough for rank 0 to write a
 # checkpoint and cluster a large test set while the others wait.
 PATIENCE = timedelta(minutes=30)
+# Where the processes share out images, one may be hours behind the others at the end, on a slower machine or
+# because it alone makes the index complete. One that was killed is noticed at once all the same.
+LONG_PATIENCE = timedelta(days=1)
 BUCKET_BYTES = 25 * 2**20  # gradients are averaged in messages of about this size
 
 
@@ -50,12 +53,15 @@ def is_first_process() -> bool:
 
 
 @contextmanager
-def joined(device: str, advice: str = "start the same command again") -> Iterator[Processes]:
+def joined(
+    device: str, advice: str = "start the same command again", patience: timedelta = PATIENCE
+) -> Iterator[Processes]:
     """Join the processes that `torchrun` started, or be the only one; leave them at the end.
 
     Args:
         device: of this process; "cuda" becomes the GPU of its own.
         advice: what to do if another process is lost.
+        patience: how long a process waits for another one that says nothing.
 
     >>> with joined("cpu") as processes:
     ...     processes.rank, processes.count
@@ -70,7 +76,7 @@ def joined(device: str, advice: str = "start the same command again") -> Iterato
         yield Processes(rank if count > 1 else 0, count, place)
         return
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"  # tensors of the host meet too
-    dist.init_process_group(backend, timeout=PATIENCE)
+    dist.init_process_group(backend, timeout=patience)
     try:
         with _told_by_torchrun(advice), readable_loss_of_processes(advice):
             yield Processes(rank, count, place)
@@ -179,7 +185,7 @@ def largest(value: int, processes: Processes) -> int:
     """The largest of the processes' values, known to all of them."""
     if processes.count == 1:
         return value
-    tensor = torch.tensor(value, device=processes.device)
+    tensor = torch.tensor(value)  # of the host: nobody waits for a GPU
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return int(tensor.item())
 

@@ -1,7 +1,7 @@
 """The self-test of `forerank doctor --gpu`: does an accelerator compute what the CPU computes, and how fast.
 
-It runs on whatever is there, on the CPU too, and takes two minutes at most: a check that would begin too late
-is left out and says so. Its report is meant to be pasted into an issue.
+It runs on whatever is there, on the CPU too, and is meant to take two minutes at most: a check that would
+begin too late is left out and says so. Its report is meant to be pasted into an issue.
 """
 
 import io

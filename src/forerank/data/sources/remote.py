@@ -43,9 +43,10 @@ def _pictures(address: str) -> Iterator[Picture]:
         return iter([picture(address)])
     about = system.find(path, detail=True)
     names = sorted(name for name in about if not is_hidden(name.removeprefix(path)))
-    if shards := [system.unstrip_protocol(name) for name in names if name.lower().endswith(".tar")]:
-        return tar_shards.pictures(shards)
     images = [name for name in names if name.lower().endswith(image_endings())]
+    shards = [system.unstrip_protocol(name) for name in names if name.lower().endswith(".tar")]
+    if shards and not images:  # an archive beside images is not a shard
+        return tar_shards.pictures(shards)
     if not images:
         raise InputError(f"there are no image files at {address}.")
     return (_listed(system, path, name, about[name]) for name in images)
