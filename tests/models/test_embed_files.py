@@ -140,6 +140,24 @@ def test_an_interrupted_run_goes_on_and_changes_nothing(
     assert np.load(output).tobytes() == vectors.tobytes()
 
 
+@pytest.mark.parametrize("name", ["00000000.npy", "00000000.json", "model.json"])
+def test_a_damaged_part_of_an_interrupted_run_is_embedded_again(
+    name: str, folder: Path, model: Path, tmp_path: Path, embedded: Callable[..., tuple[Any, list[str]]]
+) -> None:
+    vectors, _ = embedded(folder)
+    output = tmp_path / "again.npy"
+    for damaged in (lambda c: c[:-1], lambda c: c[:-3] + bytes([c[-3] ^ 1]) + c[-2:], lambda c: b"\xff"):
+        retriever = Retriever.load(model, batch_size=1)
+        parts = iter([retriever.embed, retriever.embed])  # and no third
+        retriever.embed = lambda *a, parts=parts, **o: next(parts)(*a, **o)  # type: ignore[method-assign]
+        with pytest.raises(StopIteration):
+            embed_files(lambda retriever=retriever: retriever, [folder], output)  # type: ignore[misc]
+        file = output.with_suffix(".parts") / name
+        file.write_bytes(damaged(file.read_bytes()))
+        embed_files(lambda: Retriever.load(model, batch_size=1), [folder], output)
+        assert np.load(output).tobytes() == vectors.tobytes()
+
+
 def test_two_processes_write_what_one_writes(folder: Path, model: Path, tmp_path: Path) -> None:
     common = ["embed", str(model), str(folder), "--batch-size", "1", "-o"]
     assert run([*common, str(tmp_path / "one.npy")]) == 0
