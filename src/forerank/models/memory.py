@@ -2,8 +2,9 @@
 
 glibc's malloc gives every large block back to the system when it is freed; the next layer asks for it again
 and the kernel has to clear the same pages again. `keep_freed_memory` tells malloc to keep them. The price:
-the process holds on to its peak memory until it ends, or until `give_back_memory`. The command line does this for its own process; the
-library never does it unasked, because the setting belongs to the whole process: call it first in yours.
+the process holds on to its peak memory until it ends, or until `give_back_memory`. The command line does this
+for its own process; the library never does it unasked, because the setting belongs to the whole process: call
+it first in yours.
 """
 
 import ctypes
