@@ -108,6 +108,11 @@ def test_a_shard_that_is_cut_off_is_said_and_nothing_is_lost(
         with pytest.raises(InputError, match=rf"shard-000001\.tar is {said}"):
             embedded(shards)
         assert len(list((tmp_path / "out.parts").glob("*.npy"))) == 2  # the parts of the first shard
+    damaged = bytearray(whole)
+    damaged[members[4].offset] ^= 1  # the first letter of a name: the header does not fit its checksum
+    (shards / "shard-000001.tar").write_bytes(damaged)
+    with pytest.raises(InputError, match=r"shard-000001\.tar is damaged after 2 images: copy it again"):
+        embedded(shards)
     (shards / "shard-000001.tar").write_bytes(whole)
     assert len(embedded(shards)[1]) == 14
 
