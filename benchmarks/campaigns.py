@@ -6,6 +6,7 @@ Each writes its result to docs/reliability/NAME.json; `page` makes docs/reliabil
 import argparse
 import json
 import sys
+from math import inf
 
 from campaigns.page import write_page
 from campaigns.registry import CAMPAIGNS
@@ -19,6 +20,7 @@ def main() -> int:
     parser.add_argument("name", nargs="?", default="list", help="a campaign, or list, or page")
     parser.add_argument("--tries", type=int, help="how many tries; without it the full run")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=inf, help="no try is begun after so many minutes")
     given = parser.parse_args()
     if given.name == "list":
         for name, campaign in CAMPAIGNS.items():
@@ -30,7 +32,8 @@ def main() -> int:
     if given.name not in CAMPAIGNS:
         print(unknown("campaign", given.name, ["list", "page", *CAMPAIGNS]), file=sys.stderr)
         return 2
-    result = run_campaign(given.name, given.tries or CAMPAIGNS[given.name].tries, given.seed)
+    tries = given.tries or CAMPAIGNS[given.name].tries
+    result = run_campaign(given.name, tries, given.seed, given.minutes)
     print(json.dumps(result, indent=2))
     print(write_result(result))
     return 1 if result["lost"] else 0

@@ -22,8 +22,6 @@ from campaigns.pictures import QUICK, draw_stripes
 from campaigns.tally import Tally
 from forerank.errors import ForerankError
 
-LONGEST = 600.0  # seconds; what is not done by then is not counted
-
 
 @dataclass(frozen=True)
 class Kind:
@@ -34,7 +32,7 @@ class Kind:
     by_people: bool = False
 
 
-def run(tries: int, seed: int, folder: Path) -> Tally:
+def run(tries: int, seed: int, folder: Path, end: float) -> Tally:
     """Damage one file at a time, read it in a child process and put it back."""
     import torch
 
@@ -44,7 +42,6 @@ def run(tries: int, seed: int, folder: Path) -> Tally:
     kinds = _kinds(folder)
     expected = {name: _in_child(kind.read, folder) for name, kind in kinds.items()}
     tally, counts = Tally(), Counter[str]()
-    end = time.monotonic() + LONGEST
     names = list(kinds)
     for first in range(0, tries, PER_CHILD):
         if time.monotonic() > end:

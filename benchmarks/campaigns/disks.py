@@ -1,7 +1,8 @@
-"""Disks that are full, read-only or gone while something is written: the old state stays, in one sentence.
+"""Disks that are full, read-only, gone or slow during a write: the old state stays, in one sentence.
 
 Where the system allows it, a small disk in memory (tmpfs) is really full or really read-only; elsewhere a
-limit on the size of files stands for the full disk, and the read-only disk is left out and not counted.
+limit on the size of files stands for the full disk, and the read-only disk is left out and not counted. The
+slow disk takes its time for every flush and every rename, and another process looks at the index meanwhile.
 """
 
 import os
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +22,10 @@ from campaigns.children import Child
 from campaigns.pictures import QUICK, draw_stripes
 from campaigns.tally import Tally
 
-LONGEST = 600.0  # seconds; what is not done by then is not counted
 ENDS = 600.0  # seconds in which a command must have ended, also on a busy machine
 
 
-def run(tries: int, seed: int, folder: Path) -> Tally:
+def run(tries: int, seed: int, folder: Path, end: float) -> Tally:
     """Go round the kinds of trouble and the kinds of work."""
     import torch
 
@@ -36,8 +37,7 @@ def run(tries: int, seed: int, folder: Path) -> Tally:
     disk.mkdir()
     mounts = _mount(disk, 16 * 2**20)
     _unmount(disk)
-    troubles = [_file_size_limit, _vanishing, *([_full_disk, _read_only] if mounts else [])]
-    end = time.monotonic() + LONGEST
+    troubles = [_file_size_limit, _vanishing, _slow, *([_full_disk, _read_only] if mounts else [])]
     for number in range(tries):
         if time.monotonic() > end:
             break
@@ -93,16 +93,31 @@ WORK: dict[str, Callable[[Path, Path], list[str]]] = {
 }  # fmt: skip
 
 
-def _start(place: Path, folder: Path, work: str, limit: int | None = None) -> Child:
+def _start(
+    place: Path, folder: Path, work: str, limit: int | None = None, seconds: float | None = None
+) -> Child:
+    """Begin some work, where files may have at most `limit` bytes, or a flush takes some seconds."""
+
     def command() -> None:
         from forerank.cli import run as command
 
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        if seconds is not None:
+            for name in ("fsync", "rename", "replace"):
+                setattr(os, name, _slowly(getattr(os, name), seconds))
         os._exit(command(WORK[work](place, folder)))
 
     # What it says goes to another disk.
     return Child(command, folder / "child.log")
+
+
+def _slowly(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(seconds)
+        return function(*args, **options)
+
+    return slow
 
 
 def _judge(child: Child, place: Path, folder: Path) -> str:
@@ -123,15 +138,10 @@ def _intact(place: Path) -> str:
     """What is there of the old state is whole: the old one or a newer one."""
     from forerank.errors import ForerankError
     from forerank.files import load_tensors, read_json_with_checksum
-    from forerank.search.engine import open_engine
 
     try:
-        if (place / "index").exists():
-            engine = open_engine(place / "index")
-            if engine.meta() is None or engine.count() not in (48, 96):
-                return "the index is neither the old one nor the new one"
-            engine.verify()
-            engine.close()
+        if (place / "index").exists() and (trouble := _index_trouble(place)):
+            return trouble
         for run in (place / "run", place / "new"):
             for link in ("last", "best"):
                 if (run / link).exists() or (run / link).is_symlink():
@@ -143,6 +153,19 @@ def _intact(place: Path) -> str:
     return ""
 
 
+def _index_trouble(place: Path) -> str:
+    from forerank.search.engine import open_engine
+
+    engine = open_engine(place / "index")
+    try:
+        if engine.meta() is None or engine.count() not in (48, 96):
+            return "the index is neither the old one nor the new one"
+        engine.verify()
+    finally:
+        engine.close()
+    return ""
+
+
 def _copy(folder: Path, place: Path) -> None:
     shutil.copytree(folder / "old", place, symlinks=True)
 
@@ -150,6 +173,26 @@ def _copy(folder: Path, place: Path) -> None:
 def _file_size_limit(place: Path, folder: Path, work: str, rng: np.random.Generator) -> str:
     _copy(folder, place)
     return _judge(_start(place, folder, work, int(rng.integers(0, 1_000_000))), place, folder)
+
+
+def _slow(place: Path, folder: Path, work: str, rng: np.random.Generator) -> str:
+    """Every flush and rename takes up to half a second: the work ends well, and readers see a whole index."""
+    from forerank.errors import ForerankError
+
+    _copy(folder, place)
+    child = _start(place, folder, work, seconds=float(rng.uniform(0.05, 0.5)))
+    end = time.monotonic() + ENDS
+    while (code := child.wait(0.2)) is None:
+        try:
+            trouble = _index_trouble(place)
+        except (ForerankError, OSError) as error:
+            trouble = f"a reader met {error}"
+        if trouble or time.monotonic() > end:
+            child.kill()
+            return trouble or f"it did not end within {ENDS:g} s"
+    if code != 0:
+        return f"it ended with {code}: {child.log.read_text(errors='replace')[-300:]}"
+    return _intact(place)
 
 
 def _full_disk(place: Path, folder: Path, work: str, rng: np.random.Generator) -> str:

@@ -1,5 +1,6 @@
-"""Losses and evaluation against brute force in float64, over random shapes, types, ties and threads."""
+"""Losses and evaluation against brute force in float64: random shapes, types, ties, threads and devices."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,31 +14,43 @@ from campaigns.tally import Tally
 from forerank import evaluate
 from forerank.losses import PNPLoss, RankingLoss, SmoothAPLoss
 
-LONGEST = 600.0  # seconds; what is not done by then is not counted
+TESTS = Path(__file__).parents[2] / "tests"
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 Count = Callable[[Tensor, Tensor], Tensor]  # negatives before (soft), positives before (soft) -> cost
 
 
-def run(tries: int, seed: int, folder: Path) -> Tally:
+def run(tries: int, seed: int, folder: Path, end: float) -> Tally:
     """Half of the tries are losses, half evaluations."""
     tally, kinds = Tally(), Counter[str]()
-    end = time.monotonic() + LONGEST
+    devices = _devices()
     before = torch.get_num_threads()
     for number in range(tries):
         if time.monotonic() > end:
             break
         rng = np.random.default_rng([seed, number])
         torch.set_num_threads(int(rng.choice([1, 1, 1, 1, 2, 3, 4])))
+        device = devices[rng.integers(len(devices))]
         kind, attempt = (("losses", _loss), ("evaluations", _evaluation))[number % 2]
         try:
-            trouble = attempt(rng)
+            trouble = attempt(rng, device)
         except Exception as error:
             trouble = f"{type(error).__name__}: {error}"
-        kinds[kind] += 1
-        tally.count(not trouble, f"try {number} ({kind}): {trouble}")
+        kinds[f"{kind} on {device}"] += 1
+        tally.count(not trouble, f"try {number} ({kind} on {device}): {trouble}")
     torch.set_num_threads(before)
-    tally.figures = dict(kinds)
+    tally.figures = dict(sorted(kinds.items()))
     return tally
+
+
+def _devices() -> tuple[str, ...]:
+    """The processor, a GPU where there is one, and the pretend accelerator of the tests."""
+    real = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    if not (TESTS / "pretend_device.py").is_file():
+        return real
+    sys.path.append(str(TESTS))
+    from pretend_device import DEVICE
+
+    return (*real, DEVICE)
 
 
 def _labels(rng: np.random.Generator, count: int) -> np.ndarray:
@@ -61,7 +74,7 @@ def _vectors(rng: np.random.Generator, count: int) -> np.ndarray:
 # -- losses -------------------------------------------------------------------------------------------------
 
 
-def _loss(rng: np.random.Generator) -> str:
+def _loss(rng: np.random.Generator, device: str) -> str:
     """Value and gradient of one loss on one batch; what differs, or ""."""
     count = int(rng.integers(2, 40))
     labels = torch.from_numpy(_labels(rng, count))
@@ -70,12 +83,13 @@ def _loss(rng: np.random.Generator) -> str:
     temperature = float(rng.choice([0.01, 0.05, 0.1, 1.0]))
     chunk_size = None if rng.random() < 0.5 else int(rng.integers(1, count + 1))
     name, loss, cost = _choose_loss(rng, temperature=temperature, chunk_size=chunk_size)
-    ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
-    found, expected = loss(ours, labels), _written_out(theirs, labels, temperature, cost)
+    ours, theirs = x.to(device, copy=True).requires_grad_(), x.double().requires_grad_()
+    found, expected = loss(ours, labels.to(device)), _written_out(theirs, labels, temperature, cost)
     found.backward()
     expected.backward()
     assert ours.grad is not None
     assert theirs.grad is not None
+    gradient = ours.grad.to("cpu").double()
     # float32 similarities are right to about 1e-7; divided by the temperature that is what can differ.
     loose = 1e-9 if dtype == torch.float64 else 3e-6 / temperature
     rounding = {torch.bfloat16: 1e-2, torch.float16: 2e-3}.get(
@@ -84,7 +98,7 @@ def _loss(rng: np.random.Generator) -> str:
     size = float(theirs.grad.abs().max())
     if abs(float(found) - float(expected)) > loose * max(1.0, abs(float(expected))):
         return f"{name} {dtype} of {count}: {float(found)} instead of {float(expected)}"
-    gap = float((ours.grad.double() - theirs.grad).abs().max())
+    gap = float((gradient - theirs.grad).abs().max())
     if gap > (loose + rounding) * max(1.0, size) / min(1.0, temperature):
         return f"{name} {dtype} of {count}: a gradient differs by {gap} of {size}"
     return ""
@@ -106,29 +120,24 @@ def _choose_loss(rng: np.random.Generator, **shared: object) -> tuple[str, Ranki
 
 
 def _written_out(x: Tensor, labels: Tensor, temperature: float, cost: Count) -> Tensor:
-    """The mean over queries of the mean over their positives, by loops."""
+    """The mean over queries of the mean over their positives, with every triple in one tensor (Q, I, J)."""
     unit = x / x.norm(dim=1, keepdim=True)
     scores = unit @ unit.t()
-    means = []
-    for q in range(len(x)):
-        same = labels == labels[q]
-        mine = [i for i in range(len(x)) if same[i] and i != q]
-        costs = [
-            cost(
-                ((scores[q][~same] - scores[q, i]) / temperature).sigmoid().sum(),
-                ((scores[q][[j for j in mine if j != i]] - scores[q, i]) / temperature).sigmoid().sum(),
-            )
-            for i in mine
-        ]
-        if costs:
-            means.append(torch.stack(costs).mean())
-    return torch.stack(means).mean() if means else (x * 0).sum()
+    same = labels[:, None] == labels
+    positive = same & ~torch.eye(len(x), dtype=torch.bool)
+    before = ((scores[:, None, :] - scores[:, :, None]) / temperature).sigmoid()  # of q: j before i
+    negatives = (before * ~same[:, None, :]).sum(dim=2)
+    # sigmoid(0) is what i itself would count before i.
+    positives = (before * positive[:, None, :]).sum(dim=2) - 0.5
+    number = positive.sum(dim=1)
+    means = (cost(negatives, positives) * positive).sum(dim=1)[number > 0] / number[number > 0]
+    return means.mean() if len(means) else (x * 0).sum()
 
 
 # -- evaluation ---------------------------------------------------------------------------------------------
 
 
-def _evaluation(rng: np.random.Generator) -> str:
+def _evaluation(rng: np.random.Generator, device: str) -> str:
     """Every ranking metric of one set of vectors; what differs, or ""."""
     count = int(rng.integers(4, 120))
     labels = _labels(rng, count)
@@ -145,8 +154,9 @@ def _evaluation(rng: np.random.Generator) -> str:
     if not expected:
         return ""  # no query has a positive: evaluate refuses it, which the tests of metrics cover
     found = evaluate(
-        x, labels, queries=queries, gallery=gallery, ks=ks, ties=ties, nmi=False, distances=False, bootstrap=0
-    )
+        x.to(device), labels, queries=queries, gallery=gallery, ks=ks, ties=ties, nmi=False, distances=False,
+        bootstrap=0, device=device,
+    )  # fmt: skip
     wrong = [name for name, value in expected.items() if abs(found[name] - value) > 1e-12]
     return (
         f"{wrong[0]} of {count} {dtype} is {found[wrong[0]]} instead of {expected[wrong[0]]}" if wrong else ""

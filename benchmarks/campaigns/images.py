@@ -169,18 +169,18 @@ def _with_right_sums(data: bytearray) -> bytearray:
     return data
 
 
-def run(tries: int, seed: int, folder: Path) -> Tally:
+def run(tries: int, seed: int, folder: Path, end: float) -> Tally:
     """Let workers decode tries 0 to `tries` - 1 and watch them."""
     tally, start = Tally(), 0
     context = multiprocessing.get_context("fork")
     kinds: Counter[str] = Counter()
     longest = most = 0.0
     seed_files()  # made once, before workers are forked
-    while start < tries:
+    while start < tries and time.monotonic() < end:
         place = context.Array("d", 6, lock=False)  # try, began, decoded, refused, longest, memory
         place[0], place[1] = start, -1.0
         receive, send = context.Pipe(duplex=False)
-        worker = context.Process(target=_work, args=(start, tries, seed, place, send), daemon=True)
+        worker = context.Process(target=_work, args=(start, tries, seed, end, place, send), daemon=True)
         worker.start()
         send.close()
         ended = _watch(worker, place)
@@ -224,12 +224,14 @@ def _processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _work(start: int, stop: int, seed: int, place: Any, lost: Any) -> None:
+def _work(start: int, stop: int, seed: int, end: float, place: Any, lost: Any) -> None:
     """Decode tries; `place` always says which one and since when, so that nothing is lost in a crash."""
     resource.setrlimit(resource.RLIMIT_AS, (16 * MEMORY, 16 * MEMORY))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # codecs talk
     at_start = most = _peak()
     for number in range(start, stop):
+        if time.monotonic() > end:
+            return
         kind, data = mutated(seed, number)
         shrink_to = 8 if number % 3 == 0 else None
         place[0] = number

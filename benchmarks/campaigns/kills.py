@@ -23,12 +23,12 @@ from campaigns.pictures import QUICK, draw_stripes
 from campaigns.tally import Tally
 
 KILLS_PER_ROUND = 5
-LONGEST = 1800.0  # seconds, shared by the kinds of work; what is not done by then is not counted
 # Imported before the forks, so that kills meet the work and not the imports. Not Milvus: it starts threads.
 IMPORTED = (
     "sympy", "numba", "forerank.training.loop", "forerank.training.methods.divide_and_conquer",
     "forerank.ranking.hard_compiled", "forerank.search.build", "forerank.search.folder", "forerank.models",
     "forerank.data.open", "forerank.data.folder", "forerank.search.add", "forerank.search.corrections",
+    "forerank.training.refitting",
 )  # fmt: skip
 
 
@@ -42,7 +42,7 @@ class Work:
     share: int = 1  # of all kills
 
 
-def run(tries: int, seed: int, folder: Path) -> Tally:
+def run(tries: int, seed: int, folder: Path, end: float) -> Tally:
     """Spread the kills over all kinds of work."""
     for module in IMPORTED:
         import_module(module)
@@ -54,15 +54,15 @@ def run(tries: int, seed: int, folder: Path) -> Tally:
     all_work = works(draw_stripes(folder / "stripes"))
     shares = sum(work.share for work in all_work.values())
     rng = np.random.default_rng(seed)
-    begun, spent = time.monotonic(), 0
+    begun, spent = time.monotonic(), 0  # the time until `end` is shared by the kinds of work
     for name, work in all_work.items():
         wanted = max(1, round(tries * work.share / shares))
-        if time.monotonic() > begun + LONGEST:
+        if time.monotonic() > end:
             break
         seconds, expected = _uninterrupted(work, folder / "whole" / name)
         spent += work.share
-        rounds, end = 0, begun + LONGEST * spent / shares
-        while wanted > 0 and rounds < 10 * tries and time.monotonic() < end:
+        rounds, its_end = 0, begun + (end - begun) * spent / shares
+        while wanted > 0 and rounds < 10 * tries and time.monotonic() < its_end:
             kills = _round(name, work, min(wanted, KILLS_PER_ROUND), seconds, expected, rng, folder, tally)
             wanted, rounds = wanted - kills, rounds + 1
             kinds[name] += kills
@@ -139,6 +139,7 @@ def works(images: Path) -> dict[str, Work]:
         "full training": _training(images, full, 3),
         "head training": _training(images, head, 1),
         "training with a method's state": _training(images, clusters, 2),
+        "refit": Work(_refit(images, full), _readable_refit, _refit_outcome, 2),
     }
 
 
@@ -151,11 +152,33 @@ def _training(images: Path, values: list[str], share: int) -> Work:
     return Work(do, _readable_run, _run_outcome, share)
 
 
-def _readable_run(place: Path) -> None:
+def _refit(images: Path, values: list[str]) -> Callable[[Path], None]:
+    """Train a measured run and then once more on all classes; a finished run is only looked at."""
+
+    def do(place: Path) -> None:
+        from forerank.training import load_recipe, refit, train
+
+        train(load_recipe(images, values), place / "run")
+        refit(place / "run")
+
+    return do
+
+
+def _readable_refit(place: Path) -> None:
+    _readable_run(place)
+    _readable_run(place / "run", "refit")
+
+
+def _refit_outcome(place: Path) -> dict[str, Any]:
+    again = _run_outcome(place / "run", "refit")
+    return {**_run_outcome(place), **{f"refit {key}": value for key, value in again.items()}}
+
+
+def _readable_run(place: Path, name: str = "run") -> None:
     """The last and the best checkpoint, if there are any, are whole."""
     for link in ("last", "best"):
-        if (place / "run" / link).exists():
-            _checkpoint(place / "run" / link)
+        if (place / name / link).exists():
+            _checkpoint(place / name / link)
 
 
 def _checkpoint(folder: Path) -> dict[str, Any]:
@@ -169,16 +192,16 @@ def _checkpoint(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _run_outcome(place: Path) -> dict[str, Any]:
+def _run_outcome(place: Path, name: str = "run") -> dict[str, Any]:
     """Weights, moments, bank and running mean of both checkpoints, and every loss and validation."""
     from forerank.training import read_history
 
     kept = ("step", "loss", "validation", "test")
-    rows = [{key: row[key] for key in kept if key in row} for row in read_history(place / "run")]
+    rows = [{key: row[key] for key in kept if key in row} for row in read_history(place / name)]
     return {
         "history": str(rows),
-        **_checkpoint(place / "run" / "last"),
-        **_checkpoint(place / "run" / "best"),
+        **_checkpoint(place / name / "last"),
+        **_checkpoint(place / name / "best"),
     }
 
 

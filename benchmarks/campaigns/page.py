@@ -15,7 +15,8 @@ Forerank promises that nothing that was saved is lost, and that files and reques
 Campaigns try to break that promise: many seeded tries of one kind of trouble, counted. This page is made of
 their result files by `python benchmarks/campaigns.py page`. A short part of each campaign runs with the tests
 (`python -m pytest -m campaign`). The file SECURITY.md of the repository says what follows for files and
-requests that you did not make yourself.
+requests that you did not make yourself. A campaign that made fewer tries than were asked for was stopped by
+its time: it shows no more than the tries that it made.
 """
 
 
@@ -30,11 +31,11 @@ def page_text() -> str:
     results = [json.loads((RESULTS / f"{name}.json").read_text()) for name in CAMPAIGNS if _has(name)]
     lines = [
         HEAD,
-        "| campaign | tries | seed | survived | lost | minutes |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| campaign | tries | asked for | seed | survived | lost | minutes |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for result in results:
-        numbers = (f"{result[key]:,}" for key in ("tries", "seed", "survived", "lost"))
+        numbers = (f"{result[key]:,}" for key in ("tries", "asked", "seed", "survived", "lost"))
         name = result["campaign"]
         lines.append(f"| [{name}](#{name}) | {' | '.join(numbers)} | {result['seconds'] / 60:.1f} |")
     return "\n".join([*lines, *(line for result in results for line in _section(result))]) + "\n"

@@ -4,30 +4,35 @@ import os
 import re
 import subprocess
 import sys
+import time
+from math import isfinite
 from pathlib import Path
 
 import forerank
 from campaigns.images import seed_files
 from campaigns.tally import Tally
 
-SECONDS = 120  # for one target at most
 TARGETS = ("decode", "table", "recipe", "formula", "index")
 
 
-def run(tries: int, seed: int, folder: Path) -> Tally:
+def run(tries: int, seed: int, folder: Path, end: float) -> Tally:
     """The same number of runs for every target, each in a process of its own."""
     tally = Tally()
-    for name in TARGETS:
+    for number, name in enumerate(TARGETS):
+        seconds = (end - time.monotonic()) / (len(TARGETS) - number)  # of what is left, the same for each
+        if seconds < 1:
+            break
         corpus = folder / name
         corpus.mkdir()
-        for number, content in enumerate(_seeds(name)):
-            (corpus / f"seed-{number}").write_bytes(content)
+        for which, content in enumerate(_seeds(name)):
+            (corpus / f"seed-{which}").write_bytes(content)
         paths = [str(Path(forerank.__file__).parents[1]), str(Path(__file__).parents[1])]
         command = [sys.executable, "-W", "ignore", "-m", f"campaigns.fuzz.{name}", str(corpus)]
-        command += [f"-runs={tries // len(TARGETS)}", f"-seed={seed + 1}", f"-max_total_time={SECONDS}"]
+        command += [f"-runs={tries // len(TARGETS)}", f"-seed={seed + 1}"]
+        command += [f"-max_total_time={int(seconds)}"] if isfinite(seconds) else []
         command += ["-max_len=4096", "-timeout=20", "-rss_limit_mb=2048", f"-artifact_prefix={folder}/"]
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=10 * SECONDS, check=False,
+            command, capture_output=True, text=True, errors="replace", check=False,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )  # fmt: skip
         said = done.stdout + done.stderr

@@ -32,14 +32,15 @@ CAMPAIGNS = {
         short=40,
     ),
     "kills": Campaign(
-        tried="SIGKILL at a random moment of training or indexing, then the same work is resumed",
+        tried="SIGKILL at a random moment of training, refit, indexing, adding images or correcting labels, "
+        "then the same work is resumed",
         lost_if="a saved file that cannot be read, an acknowledged vector that is missing, or an end that "
         "differs from the uninterrupted one in any bit",
         tries=200,
         short=8,
     ),
     "disks": Campaign(
-        tried="the disk is full, read-only or gone while a run, an index or a table is written",
+        tried="the disk is full, read-only, gone or slow while a run, an index or a table is written",
         lost_if="a traceback, no sentence, a hang, or an old state that cannot be read any more",
         tries=60,
         short=4,
@@ -58,7 +59,8 @@ CAMPAIGNS = {
         short=1,
     ),
     "equality": Campaign(
-        tried="a loss with its gradient, or all ranking metrics, on random vectors beside brute force",
+        tried="a loss with its gradient, or all ranking metrics, on random vectors beside brute force, on "
+        "the processor or on the pretend accelerator of the tests",
         lost_if="a difference beyond rounding, or an exception",
         tries=5_000,
         short=150,

@@ -10,16 +10,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 
-from campaigns.images import mutated
+from campaigns.images import mutated, seed_files
 from campaigns.server import SECRET, Server, picture_bytes, serving
 from campaigns.tally import Tally
 
-LONGEST = 780.0  # seconds; what is not done by then is not counted
+CLIENTS = 8  # at a time: many requests end only after a pause
 GROWTH = 100 * 2**20  # bytes that the server and its decoders may gain after the first tenth of the tries
 ROUTES = (
     "/", "/docs", "/api/index", "/api/gallery", "/api/values", "/api/search", "/api/rows/{}", "/api/rows",
@@ -62,27 +63,32 @@ HEADERS = (
 )  # fmt: skip
 
 
-def run(tries: int, seed: int, folder: Path) -> Tally:
-    """Send the requests one after the other, then let schemathesis try."""
+def run(tries: int, seed: int, folder: Path, end: float) -> Tally:
+    """Send the requests, a few at a time, then let schemathesis try."""
     tally, statuses = Tally(), Counter[str]()
-    end = time.monotonic() + LONGEST
-    with serving(folder) as server:
+    seed_files()  # made once, before the threads ask for it
+    with serving(folder) as server, ThreadPoolExecutor(CLIENTS) as pool:
         memory = server.memory()
-        for number in range(tries):
+
+        def attempt(number: int) -> tuple[bytes, bytes] | None:
             if time.monotonic() > end:
+                return None
+            sent, complete = _request(np.random.default_rng([seed, number]), seed, number)
+            return sent, _send(server.port, sent, complete)
+
+        for number, tried in enumerate(pool.map(attempt, range(tries))):
+            if tried is None:
                 break
-            rng = np.random.default_rng([seed, number])
-            sent, complete = _request(rng, seed, number)
-            answer = _send(server.port, sent, complete)
+            sent, answer = tried
             status = answer[9:12].decode("latin-1") if answer.startswith(b"HTTP/1.1 ") else "closed"
             statuses[status] += 1
-            trouble = _trouble(status, sent, answer)
+            trouble = _trouble(status, answer)
             tally.count(not trouble, f"try {number}: {trouble}: {sent[:120]!r}")
             if number == tries // 10:
                 memory = server.memory()
         growth = server.memory() - memory
         tally.count(growth < GROWTH, f"the server grew by {growth / 2**20:.0f} MiB")
-        described, failures = _schemathesis(server, max(5, tries // 100), seed)
+        described, failures = _schemathesis(server, max(5, tries // 100), seed, folder)
         tally.survived += described
         for failure in failures:
             tally.count(False, failure)
@@ -98,7 +104,7 @@ def run(tries: int, seed: int, folder: Path) -> Tally:
     return tally
 
 
-def _trouble(status: str, sent: bytes, answer: bytes) -> str:
+def _trouble(status: str, answer: bytes) -> str:
     if status.startswith("5") and status not in ("501", "503", "505"):
         return f"status {status}"
     if SECRET in answer:
@@ -159,14 +165,14 @@ def _send(port: int, data: bytes, complete: bool) -> bytes:
     return answer
 
 
-def _schemathesis(server: Server, examples: int, seed: int) -> tuple[int, list[str]]:
+def _schemathesis(server: Server, examples: int, seed: int, folder: Path) -> tuple[int, list[str]]:
     """How many requests of schemathesis were answered as the description says, and what was not."""
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     done = subprocess.run(
         [sys.executable, "-m", "schemathesis.cli", "run", f"{server.site}/openapi.json", "--checks", checks,
          "--max-examples", str(examples), "--seed", str(seed), "--phases", "examples,coverage,fuzzing",
          "--suppress-health-check", "all", "--no-color", "--max-time", "120", "--continue-on-failure"],
-        capture_output=True, text=True, timeout=600, check=False,
+        capture_output=True, text=True, timeout=1800, check=False, cwd=folder,  # it leaves a cache there
     )  # fmt: skip
     made = re.search(r"(\d+) generated", done.stdout)
     if made is None:

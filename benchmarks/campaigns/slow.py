@@ -26,7 +26,7 @@ CLIENTS, SECONDS, GOAL = 200, 60.0, 5.0
 PATIENCE = 400.0  # seconds: 64 pictures may wait, two are decoded at a time, each for at most 10 s
 
 
-def run(tries: int, seed: int, folder: Path) -> Tally:
+def run(tries: int, seed: int, folder: Path, end: float) -> Tally:
     """Measure quietly, then with the hostile clients; both for `tries` searches or a minute."""
     tally = Tally()
     rng = np.random.default_rng(seed)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,12 +37,13 @@ class Tally:
         return self.survived + len(self.lost)
 
 
-Run = Callable[[int, int, Path], Tally]  # tries, seed, a folder to work in
+# Tries, seed, a folder to work in, and the moment of `time.monotonic` after which no try is begun.
+Run = Callable[[int, int, Path, float], Tally]
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """An entry of the registry; `campaigns.NAME` holds its function `run(tries, seed, folder)`."""
+    """An entry of the registry; `campaigns.NAME` holds its function `run(tries, seed, folder, end)`."""
 
     tried: str  # what one try is
     lost_if: str
@@ -49,20 +51,22 @@ class Campaign:
     short: int  # of the part that the tests run
 
 
-def run_campaign(name: str, tries: int, seed: int) -> dict[str, Any]:
+def run_campaign(name: str, tries: int, seed: int, minutes: float = inf) -> dict[str, Any]:
     """Run a campaign; its result as it is written to docs/reliability/NAME.json."""
     run: Run = import_module(f"campaigns.{name}").run
-    began = time.perf_counter()
+    began, end = time.perf_counter(), time.monotonic() + 60 * minutes
     with TemporaryDirectory(prefix=f"forerank-{name}-", ignore_cleanup_errors=True) as folder:
-        tally = run(tries, seed, Path(folder))
+        tally = run(tries, seed, Path(folder), end)
+    limit = "" if minutes == inf else f" --minutes {minutes:g}"
     return {
         "campaign": name,
+        "asked": tries,
         "tries": tally.tries,
         "seed": seed,
         "survived": tally.survived,
         "lost": len(tally.lost),
         "seconds": round(time.perf_counter() - began, 1),
-        "command": f"python benchmarks/campaigns.py {name} --tries {tries} --seed {seed}",
+        "command": f"python benchmarks/campaigns.py {name} --tries {tries} --seed {seed}{limit}",
         "version": forerank.__version__,
         "figures": tally.figures,
         "sentences": tally.lost[:20],

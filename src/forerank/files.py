@@ -179,9 +179,9 @@ def file_checksum(file: Path) -> str:
         return hashlib.file_digest(content, _digest).hexdigest()
 
 
-def json_with_checksum(values: Mapping[str, Any]) -> str:
+def json_with_checksum(values: Mapping[str, Any], indent: int | None = 2) -> str:
     """Values as JSON text with one more key, the checksum of the others; for `read_json_with_checksum`."""
-    return json.dumps({**values, CHECKSUM: _checksum_of_values(values)}, indent=2) + "\n"
+    return json.dumps({**values, CHECKSUM: checksum_of_values(values)}, indent=indent) + "\n"
 
 
 def read_json_with_checksum(file: Path) -> dict[str, Any]:
@@ -201,12 +201,13 @@ def read_json_with_checksum(file: Path) -> dict[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(file, error) from error
-    if not isinstance(values, dict) or values.pop(CHECKSUM, None) != _checksum_of_values(values):
+    if not isinstance(values, dict) or values.pop(CHECKSUM, None) != checksum_of_values(values):
         raise DamagedFileError(file)
     return values
 
 
-def _checksum_of_values(values: Mapping[str, Any]) -> str:
+def checksum_of_values(values: Mapping[str, Any]) -> str:
+    """The checksum of what JSON keeps of some values."""
     as_read = json.loads(json.dumps(values))  # keys become texts and tuples lists
     return _digest(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 

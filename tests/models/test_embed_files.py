@@ -109,6 +109,11 @@ def test_a_shard_that_is_cut_off_is_said_and_nothing_is_lost(
         with pytest.raises(InputError, match=rf"shard-000001\.tar is {said}"):
             embedded(shards)
         assert len(list((tmp_path / "out.parts").glob("*.npy"))) == 2  # the parts of the first shard
+    damaged = bytearray(whole)
+    damaged[members[4].offset] ^= 1  # the first letter of a name: the header does not fit its checksum
+    (shards / "shard-000001.tar").write_bytes(damaged)
+    with pytest.raises(InputError, match=r"shard-000001\.tar is damaged after 2 images: copy it again"):
+        embedded(shards)
     (shards / "shard-000001.tar").write_bytes(whole)
     assert len(embedded(shards)[1]) == 14
 
@@ -139,6 +144,24 @@ def test_an_interrupted_run_goes_on_and_changes_nothing(
     embed_files(lambda: load(99), [folder], output)
     assert len(calls) == 4  # two parts before, two after
     assert np.load(output).tobytes() == vectors.tobytes()
+
+
+@pytest.mark.parametrize("name", ["00000000.npy", "00000000.json", "model.json"])
+def test_a_damaged_part_of_an_interrupted_run_is_embedded_again(
+    name: str, folder: Path, model: Path, tmp_path: Path, embedded: Callable[..., tuple[Any, list[str]]]
+) -> None:
+    vectors, _ = embedded(folder)
+    output = tmp_path / "again.npy"
+    for damaged in (lambda c: c[:-1], lambda c: c[:-3] + bytes([c[-3] ^ 1]) + c[-2:], lambda c: b"\xff"):
+        retriever = Retriever.load(model, batch_size=1)
+        parts = iter([retriever.embed, retriever.embed])  # and no third
+        retriever.embed = lambda *a, parts=parts, **o: next(parts)(*a, **o)  # type: ignore[method-assign]
+        with pytest.raises(StopIteration):
+            embed_files(lambda retriever=retriever: retriever, [folder], output)  # type: ignore[misc]
+        file = output.with_suffix(".parts") / name
+        file.write_bytes(damaged(file.read_bytes()))
+        embed_files(lambda: Retriever.load(model, batch_size=1), [folder], output)
+        assert np.load(output).tobytes() == vectors.tobytes()
 
 
 def test_two_processes_write_what_one_writes(folder: Path, model: Path, tmp_path: Path) -> None:

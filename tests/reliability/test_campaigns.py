@@ -24,7 +24,7 @@ def test_nothing_is_lost_in_a_short_campaign(name: str, tmp_path: Path) -> None:
         pytest.importorskip(NEEDS[name])
     program = (
         "import json, sys; sys.path.insert(0, sys.argv[1]); from campaigns.tally import run_campaign; "
-        "print('RESULT', json.dumps(run_campaign(sys.argv[2], int(sys.argv[3]), 3)))"
+        "print('RESULT', json.dumps(run_campaign(sys.argv[2], int(sys.argv[3]), 3, 6)))"
     )
     command = [sys.executable, "-W", "ignore", "-c", program, str(SCRIPT.parent), name]
     done = subprocess.run(

@@ -122,6 +122,24 @@ def test_corrections_of_another_run_are_refused_and_untouched(table, tmp_path):
         Corrections(file, table, "m")
 
 
+def test_a_flipped_bit_never_becomes_another_decision(table, tmp_path):
+    corrections = Corrections(tmp_path / "corrections.jsonl", table, "m")
+    corrections.decide(0, "change", "a new label")
+    decided = corrections.decisions()
+    corrections.close()
+    whole = corrections.file.read_bytes()
+    for place in range(len(whole) - 1):  # without the last line's end it counts as torn
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        corrections.file.write_bytes(flipped)
+        try:
+            again = Corrections(corrections.file, table, "m")
+        except InputError:
+            continue
+        assert again.decisions() == decided, bytes(flipped)
+        again.close()
+
+
 def test_two_at_once_are_refused(table, tmp_path):
     first = Corrections(tmp_path / "c.jsonl", table, "m")
     with pytest.raises(InputError, match="in use by another forerank"):

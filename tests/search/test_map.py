@@ -1,5 +1,7 @@
 """The map of an index: near images lie near each other, it is the same again, and it outlives changes."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
@@ -106,6 +108,14 @@ def test_a_map_of_another_model_is_no_map_and_a_damaged_one_is_told(filled, tmp_
     assert read_map(index) is None
     assert run(["map", str(tmp_path / "index")]) == 0
     assert "a map of 40 images" in capsys.readouterr().out
+    whole, expected = index.engine.map_file().read_bytes(), read_map(index).positions
+    for place in range(len(whole) - 300, len(whole)):  # where the names, sizes and methods of packing stand
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << place % 8
+        index.engine.map_file().write_bytes(flipped)
+        with suppress(InputError):
+            assert np.array_equal(read_map(index).positions, expected)
+    index.engine.map_file().write_bytes(whole)
     index.meta["model"] = {**index.meta["model"], "fingerprint": "other"}
     assert read_map(index) is None
     index.engine.map_file().write_bytes(b"nothing")

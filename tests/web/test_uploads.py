@@ -106,6 +106,27 @@ def test_many_uploads_that_wait_stay_below_the_common_bound(start, picture):
     assert last.status_code == 200
 
 
+def test_uploads_that_come_at_once_stay_below_the_bound_and_their_memory_is_given_back(start, picture):
+    """Here the bound is met when everybody has sent a part: what the refused ones sent is let go at once."""
+    site, process = start(bytes_together=100_000_000, body_seconds=600)
+    assert httpx.post(f"{site}/api/search", content=picture(), timeout=60).status_code == 200
+    server = psutil.Process(process.pid)
+    before = server.memory_info().rss
+    with ThreadPoolExecutor(40) as pool:
+        connections = list(pool.map(lambda _: send_almost_all(site, 20_000_000), range(40)))
+    most = server.memory_info().rss  # malloc keeps its peak until it is told otherwise
+    for connection in connections:
+        connection.close()
+    deadline = time.monotonic() + 60
+    while (after := server.memory_info().rss) - before > 50_000_000 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    print(
+        f"{(most - before) / 1e6:.0f} MB more while they waited, {(after - before) / 1e6:.0f} MB afterwards"
+    )
+    assert most - before < 200_000_000
+    assert after - before < 50_000_000
+
+
 def test_a_picture_that_is_too_large_is_refused_in_a_sentence_that_arrives(start):
     """Also at a client that reads nothing before it has sent everything."""
     site, _ = start(bytes=1_000_000)

@@ -1,7 +1,8 @@
 """Pictures from files to a file of vectors, part by part: nothing is held whole, a killed run continues.
 
 A part is a few batches. Its vectors and names lie in the folder NAME.parts beside the output until all parts
-are there; then they become the output, and the folder goes. Several processes take turns with the parts.
+are there; then they become the output, and the folder goes. Several processes take turns with the parts. A
+part that was damaged meanwhile does not fit its checksum and is embedded again.
 """
 
 import json
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,15 @@ from forerank import sharing
 from forerank.console import is_text, progress_bar
 from forerank.data.sources import Picture, open_pictures
 from forerank.errors import InputError
-from forerank.files import only_writer, write_atomically, write_vectors
+from forerank.files import (
+    DamagedFileError,
+    file_checksum,
+    json_with_checksum,
+    only_writer,
+    read_json_with_checksum,
+    write_atomically,
+    write_vectors,
+)
 from forerank.models.retriever import Retriever
 
 BATCHES = 4  # of a part
@@ -76,12 +86,12 @@ def _begin(folder: Path, model: Retriever) -> None:
         "precision": network.precision,
         "batch_size": model.batch_size,
     }
-    state = folder / "model.json"
-    if not (state.is_file() and json.loads(state.read_text()) == made_with):
+    state, text = folder / "model.json", json.dumps(made_with) + "\n"
+    if not (state.is_file() and state.read_text(errors="replace") == text):
         for file in folder.iterdir():
             if file.name != LOCK:
                 file.unlink()
-    write_atomically(state, json.dumps(made_with) + "\n")
+    write_atomically(state, text)
 
 
 def _parts(pictures: Iterator[Picture], size: int) -> Iterator[list[Picture]]:
@@ -92,8 +102,7 @@ def _parts(pictures: Iterator[Picture], size: int) -> Iterator[list[Picture]]:
 def _embed_part(model: Retriever, place: Path, part: Sequence[Picture], on_bad: str) -> None:
     """Write the vectors of a part, unless an earlier run has written those of the same names."""
     names = [picture.name for picture in part]
-    vectors_file, names_file = place.with_suffix(".npy"), place.with_suffix(".json")
-    if vectors_file.is_file() and _read_names(names_file)["all"] == names:
+    if (earlier := _whole_part(place)) is not None and earlier["all"] == names:
         return
     named = [picture for picture in part if is_text(picture.name)]
     if len(named) < len(part) and on_bad == "refuse":
@@ -102,14 +111,19 @@ def _embed_part(model: Retriever, place: Path, part: Sequence[Picture], on_bad: 
     vectors = model.embed(named, progress=False, on_bad=on_bad)
     good = ~np.isnan(vectors[:, 0])
     kept = [picture.name for picture, fine in zip(named, good, strict=True) if fine]
-    vectors_file.unlink(missing_ok=True)
-    write_atomically(names_file, json.dumps({"all": names, "kept": kept}))
+    vectors_file = place.with_suffix(".npy")
     write_vectors(vectors_file, (int(good.sum()), model.dim), [vectors[good]])
+    about = {"all": names, "kept": kept, "vectors": file_checksum(vectors_file)}
+    write_atomically(place.with_suffix(".json"), json_with_checksum(about))
 
 
-def _read_names(file: Path) -> dict[str, list[str]]:
-    names: dict[str, list[str]] = json.loads(file.read_text())
-    return names
+def _whole_part(place: Path) -> dict[str, Any] | None:
+    """Names of a part whose two files are there and undamaged; None for any other."""
+    try:
+        about = read_json_with_checksum(place.with_suffix(".json"))
+        return about if about["vectors"] == file_checksum(place.with_suffix(".npy")) else None
+    except (FileNotFoundError, DamagedFileError):
+        return None
 
 
 def _join(folder: Path, parts: int, output: Path, dim: int) -> tuple[tuple[int, int], list[str]]:
@@ -117,7 +131,9 @@ def _join(folder: Path, parts: int, output: Path, dim: int) -> tuple[tuple[int, 
     places = [folder / f"{number:08d}" for number in range(parts)]
     left_out, count = list[str](), 0
     for place in places:
-        names = _read_names(place.with_suffix(".json"))
+        names = _whole_part(place)
+        if names is None:
+            raise InputError(f"{place}.npy is damaged: give the same command again to embed that part again.")
         count += len(names["kept"])
         kept = set(names["kept"])
         left_out += [name for name in names["all"] if name not in kept]
@@ -125,7 +141,8 @@ def _join(folder: Path, parts: int, output: Path, dim: int) -> tuple[tuple[int, 
     def write_names(file: Path) -> None:
         with file.open("w", encoding="utf-8") as lines:
             for place in places:
-                lines.writelines(f"{name}\n" for name in _read_names(place.with_suffix(".json"))["kept"])
+                kept = read_json_with_checksum(place.with_suffix(".json"))["kept"]
+                lines.writelines(f"{name}\n" for name in kept)
 
     write_vectors(output, (count, dim), (np.load(place.with_suffix(".npy")) for place in places))
     write_atomically(output.with_suffix(".txt"), write_names)

@@ -20,7 +20,7 @@ import numpy as np
 
 from forerank.data import Table
 from forerank.errors import InputError, check_name
-from forerank.files import sync_folder, write_atomically
+from forerank.files import CHECKSUM, checksum_of_values, json_with_checksum, sync_folder, write_atomically
 
 ACTIONS = ("keep", "change", "remove")
 LONGEST_LABEL = 200
@@ -115,13 +115,17 @@ class Corrections:
         for number, line in enumerate(lines, start=1):
             try:
                 read = json.loads(line)
+                told = read.pop(CHECKSUM, None)  # a person who writes a line by hand leaves it out
+                if told is not None and told != checksum_of_values(read):
+                    raise ValueError
                 if number == 1:
                     belongs = read["forerank"] == "corrections" and read["of"] == header["of"]
                 else:
                     self._replay(read)
-            except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
                 raise InputError(
-                    f"{self.file} line {number} is not a line of corrections: mend it, or move the file away."
+                    f"{self.file} line {number} is not a line of corrections, or it is damaged: mend it (and "
+                    "leave out its checksum), or move the file away."
                 ) from None
             if number == 1 and not belongs:
                 raise InputError(
@@ -146,7 +150,7 @@ class Corrections:
     def _append(self, line: Mapping[str, Any]) -> None:
         end = os.fstat(self._out.fileno()).st_size
         try:
-            os.write(self._out.fileno(), json.dumps(line).encode() + b"\n")  # opened to append: at the end
+            os.write(self._out.fileno(), json_with_checksum(line, None).encode())  # appended: at the end
             os.fsync(self._out.fileno())
         except OSError:  # a full disk: half a line must not stand before the next one
             self._out.truncate(end)

@@ -1,7 +1,9 @@
 """The whole collection as a map: every image has a place in a plane, near images near each other."""
 
 import io
+import struct
 import zipfile
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +31,19 @@ class Map:
     labels: npt.NDArray[np.uint32]  # (M,) places in `names`
     names: tuple[str, ...]
     missing: int  # images of the index that came after the map was made
+
+
+# What a damaged .npz raises; RuntimeError: it claims to be encrypted or packed by an unknown method.
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+)
 
 
 def make_map(index: Index, *, seed: int = 0) -> int:
@@ -77,7 +92,7 @@ def read_map(index: Index) -> Map | None:
                 return None  # another model puts images elsewhere
             places = {content: i for i, content in enumerate(stored["contents"].astype(str).tolist())}
             positions = stored["positions"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise InputError(f"{file} is damaged ({error}): make it again with forerank map.") from error
     codes: dict[str, int] = {}
     ids, where, labels, missing = list[int](), list[int](), list[int](), 0

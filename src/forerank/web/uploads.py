@@ -19,11 +19,14 @@ from typing import Any, TypeVar
 from PIL import Image
 from starlette.requests import ClientDisconnect, Request
 
+from forerank.models.memory import give_back_memory
+
 T = TypeVar("T")
 MOST_FIELDS = 50  # of a form, and the longest of them in bytes
 LONGEST_FIELD = 4000
 LINGER_SECONDS = 3  # how long, and how many bytes, are still read from a client that was refused
 LINGER_BYTES = 20_000_000
+GIVE_BACK_BYTES = 50_000_000  # uploads that held less leave too little behind to be worth the time
 DECODERS = 2  # at most this many full-size pictures are in memory at once
 
 
@@ -70,7 +73,7 @@ class Uploads:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._held = 0
+        self._held = self._most_held = 0
         self._waiting = 0
         self.in_progress = 0  # for the operator
 
@@ -105,6 +108,7 @@ class Uploads:
                         chunks.append(chunk)
                         received += len(chunk)
                         self._held += len(chunk)
+                        self._most_held = max(self._most_held, self._held)
                         if received > self._limits.bytes:
                             raise self._too_large()
                         if self._held > self._limits.bytes_together:
@@ -126,8 +130,16 @@ class Uploads:
             finally:
                 self._waiting -= 1
         finally:
+            chunks.clear()  # the traceback of a refusal would keep them while the client is heard out
             self._held -= received
             self.in_progress -= 1
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """When nothing is held any more after much was, the memory goes back to the system."""
+        if self._held == 0 and self._most_held > GIVE_BACK_BYTES:
+            self._most_held = 0
+            asyncio.get_running_loop().run_in_executor(None, give_back_memory)
 
     def _refuse_by_headers(self, request: Request) -> None:
         announced = request.headers.get("content-length", "")

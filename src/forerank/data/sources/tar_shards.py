@@ -47,12 +47,16 @@ def _members(shard: str) -> Iterator[Picture]:
                         images.append(member)
                     elif ending in ("cls", "json") and (opened := archive.extractfile(member)):
                         columns |= _columns(f"{shard}/{member.name}", ending, opened.read())
+                end_of_members = archive.offset
         except tarfile.TarError as error:
             if count:
                 raise _cut_off(shard, count) from error
             raise InputError(f"{shard} is not a tar archive ({error}): copy it again.") from error
         if size < end + tarfile.BLOCKSIZE:  # an archive ends with empty blocks
             raise _cut_off(shard, count)
+        file.seek(end_of_members)
+        if any(file.read(tarfile.BLOCKSIZE)):  # tarfile takes a damaged header for the end, without a word
+            raise InputError(f"{shard} is damaged after {count:,} images: copy it again.")
         yield from (_picture(shard, image, columns, modified) for image in images)
 
 
