@@ -68,3 +68,27 @@ def test_other_files_are_refused(invented: Study, tmp_path: Path, text: str, sai
     with pytest.raises(InputError, match=said):
         restore_results(invented, file)
     assert not invented.runs.exists()
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("on", ["glyphs", "cub"])
+def test_the_pages_of_all_methods_are_those_of_their_kept_results(
+    on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command that stands on the page writes the page, and trains nothing."""
+    page = (DOCS / f"comparison-{on}.md").read_text(encoding="utf-8")
+    (words,) = [line.split()[2:] for line in page.splitlines() if line.startswith("$ ")]
+    monkeypatch.chdir(tmp_path)
+    for folder in ("docs", "PATH"):
+        Path(folder).mkdir()
+    kept = ["--kept", str(tmp_path / "kept.json")]
+    Path(kept[1]).write_bytes((DOCS / "measurements" / "paper" / f"methods-{on}.json").read_bytes())
+    assert run([*words, *kept]) == 0
+    assert "to do" not in capsys.readouterr().err
+    without_time = [
+        [line for line in text.splitlines() if not line.startswith("Time: ")]
+        for text in (page, Path(f"docs/comparison-{on}.md").read_text(encoding="utf-8"))
+    ]
+    assert without_time[0] == without_time[1]
