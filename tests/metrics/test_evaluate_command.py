@@ -127,7 +127,7 @@ def test_table_and_plots(files, capsys):
         (["birds", "--ignore-sequence"], "--ignore-sequence goes with --embeddings"),
         (["birds", "--plots", "plots"], "--plots goes with --embeddings"),
         (["birds", "--ks", "3"], "birds is not a run folder"),
-        (["--embeddings", "e.npy", "--labels", "l.csv", "--ks", "150"], "recall@150 means nothing"),
+        (["--embeddings", "e.npy", "--labels", "l.csv", "--ks", "150"], "recall@150 cannot be measured here"),
         (["--embeddings", "e.npy", "--labels", "l.csv", "--ignore-sequence"], "needs a column 'sequence'"),
         (["--embeddings", "nan.npy", "--labels", "l.csv"], "hold NaN or infinity, the first is row 7"),
     ],
