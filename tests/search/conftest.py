@@ -81,6 +81,7 @@ class RealMilvusServer(MilvusServer):
 
     # The launcher takes the next port where one is not free. Without SO_REUSEADDR a port on which a killed
     # server had connections counts as taken for a minute, and the server would come back at another address.
+    lease = 60  # seconds after which a server that got no processor time gives up
     LAUNCHER = """
 import socket, sys, milvus
 bind = socket.socket.bind
@@ -108,8 +109,8 @@ sys.exit(milvus.main())
                 "initial-cluster": f"default={peers}",
             }
             settings.write_text(json.dumps(urls))
-        # A server that comes back waits until the lease of the one that was killed has run out, else 30 s.
-        return {**super().environment(), "ETCD_CONFIG_PATH": str(settings), "COMMON_SESSION_TTL": "10"}
+        own = {"ETCD_CONFIG_PATH": str(settings), "COMMON_SESSION_TTL": str(self.lease)}
+        return {**super().environment(), **own}
 
     def answers(self) -> bool:
         """Whether it serves: the port opens some seconds before."""
@@ -137,13 +138,14 @@ def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusSe
     server.kill()
 
 
-def _real_milvus(data: Path) -> Iterator[RealMilvusServer]:
+def _real_milvus(data: Path, lease: int = RealMilvusServer.lease) -> Iterator[RealMilvusServer]:
     """A real Milvus; where it cannot run the tests are skipped, except in CI."""
     in_ci = os.environ.get("CI") == "true"
     if not in_ci:
         pytest.importorskip("pymilvus")
         pytest.importorskip("milvus", reason="the package `milvus` is not installed (Linux x86-64 only)")
     server = RealMilvusServer(data)
+    server.lease = lease
     try:
         server.start()
     except RuntimeError as error:
@@ -162,8 +164,11 @@ def real_milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMilvus
 
 @pytest.fixture(scope="module")
 def mortal_milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMilvusServer]:
-    """A real Milvus that the tests of one module may kill."""
-    yield from _real_milvus(tmp_path_factory.mktemp("mortal_milvus"))
+    """A real Milvus that the tests of one module may kill.
+
+    A server that comes back waits until the lease of the one that was killed has run out.
+    """
+    yield from _real_milvus(tmp_path_factory.mktemp("mortal_milvus"), lease=10)
 
 
 @pytest.fixture

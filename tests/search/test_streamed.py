@@ -201,7 +201,8 @@ def test_a_picture_named_twice_has_its_last_label_with_any_number_of_processes(
         "from forerank.search import build_index\n"
         "from forerank.training.processes import joined\n"
         "with joined('cpu'):\n"
-        "    print(build_index(*sys.argv[1:], part=2).count)\n"
+        "    count = build_index(*sys.argv[1:], part=2).count\n"
+        "    sys.stdout.write(f'{count}\\n')\n"  # at once: the lines of two processes must not mix
     )
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for count, place in (("2", "two"), ("3", "three")):
