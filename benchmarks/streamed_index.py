@@ -21,7 +21,7 @@ from forerank.data.sources import Picture
 from forerank.search import open_engine
 from forerank.search.build_job import Job
 from forerank.search.build_report import BuildReport
-from forerank.search.streamed import Stream, index_stream
+from forerank.search.streamed import PictureStream, index_stream
 
 
 class Computed:
@@ -66,7 +66,7 @@ def main() -> None:
         exact = False if engine.abilities.approximate else None
         job = Job(engine, retriever, None, meta, None, exact, False, False, "refuse", options.part, report)
         before, started = peak(), time.perf_counter()
-        index_stream(job, Stream("", pictures(options.rows)))
+        index_stream(job, PictureStream("", pictures(options.rows)))
         report.seconds = time.perf_counter() - started
         engine.close()
         print(report)
