@@ -48,7 +48,7 @@ def read_expression(text: str, parameters: Mapping[str, float] | None = None) ->
     4/(R + 1)**5
     >>> read_expression("__import__('os')")
     Traceback (most recent call last):
-    forerank.errors.InputError: unknown function '__import__': ...
+    forerank.errors.InputError: unknown function '__import__'. Valid: ...
     """
     if not isinstance(text, str) or not text.strip() or len(text) > LONGEST:
         raise InputError(f"write a formula in R of at most {LONGEST} characters, such as '1/(1+R)**2'.")
