@@ -18,23 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from process_memory import forget_peak, peak_bytes
+
 DIMENSION, IMAGES_PER_CLASS = 512, 4
 SIZES = (112, 384, 640, 1024, 4096, 16384)
 PEER_FITS = 640  # 9 tensors of B^3 floats: 2 GiB at 384, 9 GiB at 640, 36 GiB at 1,024
 OURS = {"Forerank PNP-Dq": "ours-pnp", "Forerank Smooth-AP": "ours-ap"}
 PEERS = {"pytorch-metric-learning PNPLoss": "peer-pnp", "pytorch-metric-learning SmoothAPLoss": "peer-ap"}
 LIMIT = {"limit: similarity product alone": "limit"}
-
-
-def peak_bytes() -> int:
-    """The largest resident size this process has had since the last `forget_peak`."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
-
-
-def forget_peak() -> None:
-    """Let the peak start again from the present resident size."""
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def measure(what: str, size: int, data: str, threads: int) -> dict[str, float]:

@@ -9,7 +9,6 @@ a graphics card while a pointer moves over the map.
 
 import argparse
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import numpy as np
 
 from forerank.console import format_table, say
 from forerank.search import Row, open_engine
+from process_memory import run_and_watch
 
 CLASSES = 500
 SECONDS = 4.0  # of each movement in the browser
@@ -49,9 +49,8 @@ def build(folder: Path, count: int, dim: int) -> None:
 def lay_out(folder: Path) -> dict[str, float]:
     """Seconds and largest memory in MB of `forerank map`."""
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "forerank", "map", str(folder)], check=True)
-    seconds = time.perf_counter() - started
-    return {"seconds": seconds, "MB": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000}
+    peak = run_and_watch([sys.executable, "-m", "forerank", "map", str(folder)])
+    return {"seconds": time.perf_counter() - started, "MB": peak / 1e6}
 
 
 # Times between frames while the page is used; a page that does nothing has one every 16.7 ms.

@@ -12,7 +12,6 @@ of the server, the bytes of each index on its disk are told, which is what a que
 
 import argparse
 import json
-import resource
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ import numpy as np
 from forerank.console import format_table, say
 from forerank.search import Row, open_engine
 from forerank.search.engine import Filter
+from process_memory import peak_bytes
 
 BLOCK = 8192
 K = 10
@@ -81,8 +81,7 @@ def load(address: str | Path, rows: int, dim: int, approximate: bool | None = No
         update.complete(Rows(0, rows), META, None)
     finished = time.perf_counter()
     engine.close()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"put s": stored - started, "complete s": finished - stored, "client MiB": peak}
+    return {"put s": stored - started, "complete s": finished - stored, "client MiB": peak_bytes() / 2**20}
 
 
 def wait_for_index(client: Any, name: str) -> None:

@@ -8,7 +8,6 @@ No picture is decoded: what is measured is everything around the network. Memory
 """
 
 import argparse
-import resource
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from forerank.search import open_engine
 from forerank.search.build_job import Job
 from forerank.search.build_report import BuildReport
 from forerank.search.streamed import PictureStream, index_stream
+from process_memory import peak_bytes
 
 
 class Computed:
@@ -45,11 +45,6 @@ def pictures(count: int) -> Iterator[Picture]:
         yield Picture(name, lambda i=i: b"%d" % i, str(i // 8), {"category": str(i % 100)}, 9, 1)
 
 
-def peak() -> float:
-    """Peak memory of this process in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def main() -> None:
     """Index, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -65,12 +60,12 @@ def main() -> None:
         meta = {"model": {"fingerprint": "benchmark"}, "scanned": time.time_ns()}
         exact = False if engine.abilities.approximate else None
         job = Job(engine, retriever, None, meta, None, exact, False, False, "refuse", options.part, report)
-        before, started = peak(), time.perf_counter()
+        before, started = peak_bytes() / 2**20, time.perf_counter()
         index_stream(job, PictureStream("", pictures(options.rows)))
         report.seconds = time.perf_counter() - started
         engine.close()
         print(report)
-        print(f"peak of the process: {peak():.0f} MiB, {before:.0f} MiB before")
+        print(f"peak of the process: {peak_bytes() / 2**20:.0f} MiB, {before:.0f} MiB before")
 
 
 if __name__ == "__main__":

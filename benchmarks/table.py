@@ -5,12 +5,12 @@ python benchmarks/table.py --rows 100000
 """
 
 import argparse
-import resource
 import tempfile
 import time
 from pathlib import Path
 
 from forerank.data.sources import open_pictures
+from process_memory import peak_bytes
 
 
 def main() -> None:
@@ -23,11 +23,11 @@ def main() -> None:
         with table.open("w") as lines:
             lines.write("path,label\n")
             lines.writelines(f"images/{i:09d}.jpg,{i // 10}\n" for i in range(options.rows))
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        before = peak_bytes() / 2**20
         started = time.perf_counter()
         count = sum(1 for _ in open_pictures(table))
         seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_bytes() / 2**20
     print(f"{count:,} rows in {seconds:.1f} s, peak memory {peak:.0f} MiB ({before:.0f} MiB before reading)")
 
 

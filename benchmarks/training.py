@@ -37,6 +37,7 @@ from forerank.training.prepare import complete_recipe, open_parts
 from forerank.training.processes import Processes
 from forerank.training.recipe import load_recipe
 from forerank.training.record import Record
+from process_memory import forget_peak, peak_bytes, resident_bytes
 
 CPU = torch.device("cpu")
 
@@ -159,16 +160,10 @@ def peak_memory(batch: int, micro: int | None) -> None:
     values = [f"batch_size={batch}", "images_per_class=4"] + ([f"micro_batch={micro}"] if micro else [])
     a = build(values)
     stream = iter(Batches(a.recipe, a.plan, a.train.data, range(10), CPU))
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of getting ready
-    before = _status("VmRSS")
+    forget_peak()  # of getting ready
+    before = resident_bytes()
     took = min(seconds(lambda: take_step(a, next(stream), 0))[0] for _ in range(2))
-    print(json.dumps({"mib": (_status("VmHWM") - before) / 1024, "seconds": took}))
-
-
-def _status(name: str) -> int:
-    """A figure of this process in kB, as Linux tells it."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+    print(json.dumps({"mib": (peak_bytes() - before) / 2**20, "seconds": took}))
 
 
 def memory_rows(cases: list[tuple[int, int | None]]) -> list[list[object]]:

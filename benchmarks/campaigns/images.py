@@ -22,6 +22,7 @@ from PIL import Image
 
 from campaigns.tally import Tally
 from forerank.data.decode import BadImageError, known_formats, read_image
+from process_memory import peak_bytes
 
 SECONDS, MEMORY = 2.0, 2**30
 NUMBERS = (
@@ -228,7 +229,7 @@ def _work(start: int, stop: int, seed: int, end: float, place: Any, lost: Any) -
     """Decode tries; `place` always says which one and since when, so that nothing is lost in a crash."""
     resource.setrlimit(resource.RLIMIT_AS, (16 * MEMORY, 16 * MEMORY))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # codecs talk
-    at_start = most = _peak()
+    at_start = most = peak_bytes()
     for number in range(start, stop):
         if time.monotonic() > end:
             return
@@ -245,7 +246,7 @@ def _work(start: int, stop: int, seed: int, end: float, place: Any, lost: Any) -
             result, trouble = 0, f"{type(error).__name__}: {error}"
         else:
             result = 2
-        took, most = time.process_time() - began, max(most, _peak())
+        took, most = time.process_time() - began, max(most, peak_bytes())
         place[1], place[4], place[5] = -1.0, max(place[4], took), max(place[5], most - at_start)
         if took > SECONDS:
             trouble = f"{took:.1f} s of processor time"
@@ -259,7 +260,3 @@ def _work(start: int, stop: int, seed: int, end: float, place: Any, lost: Any) -
             place[0] = number + 1
             return
     place[0] = stop
-
-
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
