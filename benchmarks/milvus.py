@@ -1,13 +1,14 @@
 """A load into a Milvus server and searches there, beside the local folder. Streams: no list of all rows.
 
-    python benchmarks/milvus.py milvus:http://127.0.0.1:19530#load            1,000,000 x 128
-    python benchmarks/milvus.py milvus:http://127.0.0.1:19530#load --rows 200000
-    python benchmarks/milvus.py milvus:http://127.0.0.1:19530#load --kinds FLAT IVF_SQ8 IVF_PQ --data DIR
+    python benchmarks/milvus.py                                 1,000,000 x 128, into a server it starts
+    python benchmarks/milvus.py --rows 200000 --kinds FLAT IVF_SQ8 IVF_PQ
+    python benchmarks/milvus.py --address milvus:http://127.0.0.1:19530#load
 
-A server on this machine: pip install milvus==2.3.5, then milvus-server --data DIR. Vectors are clusters of
-eight. Memory is the peak of the process that loads, before anything else is done in it. `--kinds` puts other
-kinds of index in place of the first one, one after the other, and searches again; with `--data`, the folder
-of the server, the bytes of each index on its disk are told, which is what a query node loads into memory.
+Without an address a Milvus is started on this machine (pip install milvus==2.3.5) and ended afterwards.
+Vectors are clusters of eight. Memory is the peak of the process that loads, before anything else is done in
+it. `--kinds` puts other kinds of index in place of the first one, one after the other, and searches again.
+With `--data`, the folder of the server, the bytes of each index on its disk are told, which is what a query
+node loads into memory.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import numpy as np
 from forerank.console import format_table, say
 from forerank.search import Row, open_engine
 from forerank.search.engine import Filter
+from milvus_servers import RealMilvusServer
 from process_memory import peak_bytes
 
 BLOCK = 8192
@@ -157,15 +159,30 @@ def search(address: str | Path, queries: np.ndarray, truth: list[set[str]]) -> d
 
 
 def main() -> None:
-    """Load, search, print."""
+    """Start a server if none is given, and measure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("address", help="milvus:http://HOST:PORT#COLLECTION, a new collection")
+    parser.add_argument("--address", help="milvus:http://HOST:PORT#COLLECTION, a new collection")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--kinds", nargs="*", default=[], help="other kinds of index to try afterwards")
     parser.add_argument("--data", type=Path, help="the data folder of the server, if it is on this machine")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
+    if options.address:
+        measure(options)
+        return
+    with tempfile.TemporaryDirectory(prefix="forerank-milvus-") as folder:
+        server = RealMilvusServer(Path(folder) / "server")
+        try:
+            server.start()
+            options.address, options.data = f"{server.address}#load", server.data
+            measure(options)
+        finally:
+            server.kill()
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Load, search, print."""
     rows, dim = options.rows, options.dim
     results: dict[str, dict[str, Any]] = {"Milvus": load(options.address, rows, dim)}
     say(f"loaded: {results['Milvus']}; waiting for the index of the server")

@@ -2,15 +2,20 @@
 
 Files that programs wrote carry checksums: what is read from a damaged one must be refused by one of our
 errors, or be the same as before (damage in a cache leads to computing again). Files that people write (a
-recipe, a CSV) carry none: another value there is another request, so only the way of refusing is tried.
+recipe, a CSV, a tar shard) carry none: another value there is another request, so only the way of refusing is
+tried. The file of corrections is a journal: one that was cut says fewer decisions, never other ones.
 """
 
 import hashlib
 import os
 import pickle
+import shutil
+import tarfile
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +35,7 @@ class Kind:
     file: Path
     read: Callable[[], Any]
     by_people: bool = False
+    journal: bool = False  # the beginning of what was read before is a right answer
 
 
 def run(tries: int, seed: int, folder: Path, end: float) -> Tally:
@@ -100,6 +106,8 @@ def _outcome(kind: Kind, expected: Any) -> tuple[str, str]:
         return "lost", f"{type(error).__name__}: {error}"
     if kind.by_people:
         return "read as another request", ""
+    if kind.journal and found == expected[: len(found)] != expected:
+        return "the beginning of a journal", ""
     return ("the same answer", "") if found == expected else ("lost", "another answer, silently")
 
 
@@ -127,6 +135,8 @@ def _write_everything(folder: Path) -> None:
     from forerank.data import open_table
     from forerank.models import Retriever, create_model, save_model
     from forerank.search import Index, build_index, calibrate
+    from forerank.search.corrections import Corrections
+    from forerank.search.map import make_map
     from forerank.training import load_recipe, train
 
     images = draw_stripes(folder / "stripes")
@@ -140,6 +150,32 @@ def _write_everything(folder: Path) -> None:
     open_table(images).write_csv(folder / "table.csv")
     (folder / "labels.csv").write_text("label,is_query\n" + "cup,1\njug,0\n" * 20)
     np.save(folder / "vectors.npy", np.eye(8, dtype=np.float32))
+    make_map(Index.open(folder / "index"))
+    corrections = Corrections(folder / "corrections.jsonl", open_table(images), "model")
+    for row in range(20):
+        corrections.decide(row, "change", f"label {row}")
+    corrections.close()
+    with tarfile.open(folder / "shard.tar", "w") as shard:
+        for file in sorted((images / "class_03").iterdir()):
+            shard.add(file, file.name)
+    _leave_parts(model, images, folder)
+
+
+class _InterruptedError(Exception):
+    """Before the parts are joined."""
+
+
+def _leave_parts(model: Any, images: Path, folder: Path) -> None:
+    """The parts of `forerank embed` as a run leaves them that was killed at its end."""
+    from forerank.models import Retriever, vector_file
+
+    def interrupted(*_: Any) -> Any:
+        raise _InterruptedError
+
+    join, vector_file._join = vector_file._join, interrupted
+    with suppress(_InterruptedError):
+        vector_file.embed_files(lambda: Retriever(model), [images], folder / "embedded.npy")
+    vector_file._join = join
 
 
 def _kinds(folder: Path) -> dict[str, Kind]:
@@ -160,6 +196,15 @@ def _kinds(folder: Path) -> dict[str, Kind]:
         "index vectors": Kind(generation / "vectors.npy", lambda: _search(folder)),
         "index graph": Kind(generation / "hnsw.faiss", lambda: _search(folder)),
         "model of an index": Kind(generation / "model" / "model.safetensors", lambda: _search(folder)),
+        "map of an index": Kind(folder / "index" / "map.npz", lambda: _map(folder)),
+        "vectors of a part": Kind(
+            folder / "embedded.parts" / "00000000.npy", lambda: _embedded_from_parts(folder)
+        ),
+        "names of a part": Kind(
+            folder / "embedded.parts" / "00000000.json", lambda: _embedded_from_parts(folder)
+        ),
+        "corrections": Kind(folder / "corrections.jsonl", lambda: _decisions(folder), journal=True),
+        "tar shard": Kind(folder / "shard.tar", lambda: _shard(folder), by_people=True),
         "recipe": Kind(folder / "own.yaml", lambda: _recipe(folder / "own.yaml"), by_people=True),
         "table": Kind(folder / "table.csv", lambda: _table(folder / "table.csv"), by_people=True),
         "label file": Kind(folder / "labels.csv", lambda: _label_file(folder), by_people=True),
@@ -217,6 +262,45 @@ def _search(folder: Path) -> str:
     answer = repr(index.search(image, 10).to_dict()) + repr([row.path for row in index.engine.all_rows()])
     index.close()
     return answer
+
+
+def _map(folder: Path) -> str:
+    from forerank.search import Index
+    from forerank.search.map import read_map
+
+    index = Index.open(folder / "index")
+    found = read_map(index)
+    index.close()
+    return "none" if found is None else repr((found.ids.tolist(), found.positions.tolist(), found.names))
+
+
+def _embedded_from_parts(folder: Path) -> str:
+    """What `forerank embed` gives when it continues with the parts."""
+    from forerank.models import Retriever, load_model
+    from forerank.models.vector_file import embed_files
+
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        output = Path(place) / "embedded.npy"
+        shutil.copytree(folder / "embedded.parts", output.with_suffix(".parts"))
+        embed_files(lambda: Retriever(load_model(folder / "model")), [folder / "stripes"], output)
+        names = output.with_suffix(".txt").read_bytes()
+        return hashlib.sha256(output.read_bytes() + names).hexdigest()
+
+
+def _decisions(folder: Path) -> list[str]:
+    from forerank.data import open_table
+    from forerank.search.corrections import Corrections
+
+    corrections = Corrections(folder / "corrections.jsonl", open_table(folder / "stripes"), "model")
+    found = [repr(decision) for decision in corrections.decisions().values()]
+    corrections.close()
+    return found
+
+
+def _shard(folder: Path) -> str:
+    from forerank.data.sources import open_pictures
+
+    return repr([(picture.name, len(picture.read())) for picture in open_pictures(folder / "shard.tar")])
 
 
 def _recipe(file: Path) -> str:

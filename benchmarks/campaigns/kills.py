@@ -5,14 +5,17 @@ be readable; at the end everything must equal the uninterrupted work bit for bit
 fails. Nothing that was acknowledged before a kill may be missing afterwards.
 """
 
+import hashlib
 import os
 import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,10 @@ import numpy as np
 from campaigns.children import Child
 from campaigns.pictures import QUICK, draw_stripes
 from campaigns.tally import Tally
+from milvus_servers import RealMilvusServer
 
 KILLS_PER_ROUND = 5
+FEW = 50  # kills: for fewer, a Milvus server is not worth its start
 # Imported before the forks, so that kills meet the work and not the imports. Not Milvus: it starts threads.
 IMPORTED = (
     "sympy", "numba", "forerank.training.loop", "forerank.training.methods.divide_and_conquer",
@@ -51,12 +56,28 @@ def run(tries: int, seed: int, folder: Path, end: float) -> Tally:
     torch.set_num_threads(1)
     os.environ["FORERANK_CACHE"] = str(folder / "cache")
     tally, kinds = Tally(), Counter[str]()
-    all_work = works(draw_stripes(folder / "stripes"))
+    server = RealMilvusServer(folder / "milvus") if find_spec("milvus") and tries >= FEW else None
+    try:
+        if server is not None:
+            server.start()
+        all_work = works(draw_stripes(folder / "stripes"), server.address if server else None)
+        _spread(tries, seed, folder, end, all_work, tally, kinds)
+    finally:
+        if server is not None:
+            server.kill()
+    tally.figures = {f"kills in {name}": count for name, count in kinds.items()}
+    return tally
+
+
+def _spread(
+    tries: int, seed: int, folder: Path, end: float, all_work: Mapping[str, Work], tally: Tally,
+    kinds: Counter[str],
+) -> None:  # fmt: skip
     shares = sum(work.share for work in all_work.values())
     rng = np.random.default_rng(seed)
     begun, spent = time.monotonic(), 0  # the time until `end` is shared by the kinds of work
     for name, work in all_work.items():
-        wanted = max(1, round(tries * work.share / shares))
+        wanted = ceil(tries * work.share / shares)
         if time.monotonic() > end:
             break
         seconds, expected = _uninterrupted(work, folder / "whole" / name)
@@ -66,8 +87,6 @@ def run(tries: int, seed: int, folder: Path, end: float) -> Tally:
             kills = _round(name, work, min(wanted, KILLS_PER_ROUND), seconds, expected, rng, folder, tally)
             wanted, rounds = wanted - kills, rounds + 1
             kinds[name] += kills
-    tally.figures = {f"kills in {name}": count for name, count in kinds.items()}
-    return tally
 
 
 def _uninterrupted(work: Work, place: Path) -> tuple[float, dict[str, Any]]:
@@ -120,8 +139,8 @@ def _equal(a: dict[str, Any], b: dict[str, Any], key: str) -> bool:
     return key in a and key in b and bool(np.array_equal(a[key], b[key]))
 
 
-def works(images: Path) -> dict[str, Work]:
-    """Everything that is killed, by name."""
+def works(images: Path, milvus: str | None = None) -> dict[str, Work]:
+    """Everything that is killed, by name; with the address of a Milvus server, also loads into it."""
     full, head = [*QUICK, "mode=full", "memory=40", "ema=0.9"], [*QUICK, "mode=head"]
     clusters = [
         *QUICK,
@@ -130,12 +149,18 @@ def works(images: Path) -> dict[str, Work]:
         "method.clusters=2",
         "method.renew_epochs=1",
     ]
+    server = {}
+    if milvus is not None:
+        server["index vectors, Milvus server"] = Work(
+            _fill(milvus), _acknowledged(milvus), _filled(milvus), 2
+        )
     return {
         "audit corrections": Work(_correct(images), _corrected(images), _corrections(images), 2),
         "adding images": Work(_add, _added, _index_outcome, 2),
         "index folder": Work(_index(images, "index"), _readable_index, _index_outcome, 4),
         "index vectors, folder": Work(_fill("index"), _acknowledged("index"), _filled("index"), 4),
         "index vectors, Milvus file": Work(_fill("m.db"), _acknowledged("m.db"), _filled("m.db"), 2),
+        **server,
         "full training": _training(images, full, 3),
         "head training": _training(images, head, 1),
         "training with a method's state": _training(images, clusters, 2),
@@ -337,6 +362,9 @@ def _rows_and_vectors() -> tuple[list[Any], Any]:
 
 
 def _address(place: Path, name: str) -> str:
+    """Of an index in a place: a folder, a Milvus file, or a collection of a server."""
+    if name.startswith("milvus:"):
+        return f"{name}#kills_{hashlib.sha256(bytes(place)).hexdigest()[:12]}"
     return f"milvus:{place / name}" if name.endswith(".db") else str(place / name)
 
 

@@ -49,7 +49,7 @@ CAMPAIGNS = {
         tried="bytes are flipped, zeroed or cut off in a file that the project reads",
         lost_if="an exception that is not ours, a sentence that names no file, a crash, or another answer "
         "without a word (other than in files that people write)",
-        tries=2_040,
+        tries=2_200,
         short=170,
     ),
     "processes": Campaign(
