@@ -152,7 +152,7 @@ class FolderEngine:
             opened = self._open()
             try:
                 return opened.database.execute(query, tuple(values)).fetchall()
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # names in it may be no text
                 raise self._damaged_rows(error) from error
 
     def _damaged_rows(self, error: Exception) -> InputError:
