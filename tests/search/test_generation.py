@@ -241,7 +241,7 @@ def test_a_cell_of_another_type_is_damage(tmp_path, fill, make_rows, random_vect
 def test_names_in_the_database_that_are_no_text_are_damage(
     tmp_path, fill, make_rows, random_vectors, monkeypatch
 ):
-    """Python then raises UnicodeDecodeError, not an error of the database. Found by the campaign `readers`."""
+    """Python then raises UnicodeDecodeError, not one of the database. Found by the campaign `readers`."""
     monkeypatch.setattr(generation, "VERIFIED_WHEN_OPENED", 0)
     fill(open_engine(tmp_path / "index"), make_rows(["a/1.png"]), random_vectors(1))
     file = next((tmp_path / "index").glob("generation-*/rows.sqlite"))
