@@ -1,6 +1,7 @@
 """From image files to vectors against the limit: decoding alone plus the network alone, each on all cores.
 
     python benchmarks/embedding.py
+    python benchmarks/embedding.py --cores 1
     python benchmarks/embedding.py --backbone efficientnet-lite0+efficientnet-lite2 --images 64
 
 Everything takes turns in one process. "Before" is the same pipeline with torch in fp32, as `forerank embed`
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 from forerank.console import format_table
@@ -48,12 +50,16 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", default="fp32", help="of the inference engine: fp32 or bf16")
+    parser.add_argument("--cores", type=int, help="use only so many")
     options = parser.parse_args()
+    if options.cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+        torch.set_num_threads(options.cores)
     keep_freed_memory()
     model = create_model(options.backbone, embedding_dim=None)
     engine = Retriever(model, device="cpu", precision=options.precision)
     plain = Retriever(model, device="cpu", engine="torch")
-    p, cores, batch = model.preprocessing, os.cpu_count() or 1, engine.batch_size
+    p, cores, batch = model.preprocessing, len(os.sched_getaffinity(0)), engine.batch_size
 
     def view(file: Path) -> np.ndarray:
         return evaluation_array(read_image(file, channels=p.channels, shrink_to=p.resize), p)

@@ -8,6 +8,7 @@ import tarfile
 import pytest
 
 from forerank.search import build_index, open_engine
+from milvus_servers import free_port
 
 SHARED = """
 import os, signal, sys
@@ -95,6 +96,31 @@ def test_the_command_shares_the_work(tmp_path, model_folder, image_folder):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("12 images (12 embedded") == 1  # only the first process speaks
+
+
+@pytest.mark.parametrize("meeting_point", ["folder", "milvus"])
+def test_several_machines_by_the_documented_command(
+    meeting_point, request, tmp_path, model_folder, image_folder
+):
+    """Two times torchrun, each with a process: as on two machines with a shared disk, or a Milvus."""
+    place = str(tmp_path / "two")
+    if meeting_point == "milvus":
+        place = f"{request.getfixturevalue('milvus_server').address}#machines"
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    index = ["-m", "forerank", "index", str(model_folder), str(image_folder), "-o", place]
+    command = [*torchrun, *rendezvous, *index]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    machines = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for _ in range(2)
+    ]
+    said = [machine.communicate(timeout=300) for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    assert sorted(out.count("12 images (12 embedded") for out, _ in said) == [0, 1]
+    build_index(model_folder, image_folder, tmp_path / "one")
+    one = {row.path: vector for row, vector in stored(tmp_path / "one")}
+    assert {row.path: vector for row, vector in stored(place)} == one
 
 
 # The first process needs longer to complete the index than processes otherwise wait for each other.
