@@ -26,7 +26,7 @@ def demo(*, run: Path = Path("runs/demo"), json: bool = False) -> None:
     keep_freed_memory()
     say("glyphs: characters in the typefaces that matplotlib ships; the test characters are never trained on")
     remove_finished_run(run)
-    outcome = start(load_recipe("glyphs", ["name=demo", "steps=150"]), run)
+    outcome = start(load_recipe("glyphs", ["name=demo", "steps=120", "every=60"]), run)
     if json:
         print_json({"run": str(run), **outcome.results})
         return

@@ -11,11 +11,14 @@ from forerank.training.assemble import Assembly, encode
 from forerank.training.measure import Embedded, Part, embed, image_part, measure
 
 
-def measure_catalogue(model: EmbeddingModel, a: Assembly) -> dict[str, Any] | None:
+def measure_catalogue(model: EmbeddingModel, a: Assembly, test: Embedded) -> dict[str, Any] | None:
     """Every image searches among all others, of all classes; None where labels were changed for a study.
 
     The headline searches among the test classes only. A shop's search page holds all classes, which is harder
     (more images to confuse) and easier (most classes were trained on); so both kinds are told apart.
+
+    Args:
+        test: the vectors of the test part by the same model.
 
     Returns:
         "recall@1" of all images; of images of "new_classes" (test) and of "known_classes"; "images";
@@ -24,10 +27,11 @@ def measure_catalogue(model: EmbeddingModel, a: Assembly) -> dict[str, Any] | No
     recipe, processes = a.recipe, a.processes
     if recipe.data.merge_classes or recipe.data.noisy_labels or recipe.evaluation.choose_on == "test":
         return None
-    parts = [part for part in (_as_evaluated(a), a.chooser, a.test) if part is not None]
+    parts = [part for part in (_as_evaluated(a), a.chooser) if part is not None]
     embedded = [
         embed(lambda x: encode(model, x, recipe, processes.device), part, recipe, processes) for part in parts
     ]
+    embedded.append(test)
     table = concatenate([one.table for one in embedded])
     # Whatever an image does when its own part is evaluated: in a catalogue each is found, and searched with.
     everyone = np.ones(len(table), dtype=bool)

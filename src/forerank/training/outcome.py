@@ -273,7 +273,7 @@ def _measure_chosen(
     labels = embedded.table.label
     which, catalogue = [], None
     if recipe.evaluation.report:
-        catalogue = measure_catalogue(chosen, a)
+        catalogue = measure_catalogue(chosen, a, embedded)
         if catalogue is not None:
             which.append(catalogue_sentence(catalogue, len(embedded.table.classes), after["recall@1"]))
         if prelude.trials and first is not None:
