@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 
 import pytest
 
@@ -62,12 +63,21 @@ def test_both_get_the_numbers_and_the_recipe_and_send_nothing(tracked):
 
     (file,) = tracked.rglob("*.wandb")
     assert file.parent.name.startswith("offline-run-")
-    sent = {}
-    for record in map(Record.FromString, records_of(file.read_bytes())):
-        if record.WhichOneof("record_type") == "history":
-            items = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-            sent |= {items["_step"]: items["loss"]} if "loss" in items else {}
-    assert sent == pytest.approx(expected)
+
+    def sent():
+        found = {}
+        for record in map(Record.FromString, records_of(file.read_bytes())):
+            if record.WhichOneof("record_type") == "history":
+                items = {
+                    i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item
+                }
+                found |= {items["_step"]: items["loss"]} if "loss" in items else {}
+        return found
+
+    end = time.monotonic() + 60
+    while len(sent()) < len(expected) and time.monotonic() < end:  # a process of wandb writes the file
+        time.sleep(0.2)
+    assert sent() == pytest.approx(expected)
     assert not (tracked / "tensorboard").exists()  # it was not named
 
 
