@@ -85,7 +85,7 @@ def main() -> None:
     first: dict[str, float] = {}
     for setting, (allocator, _, bfloat16) in SETTINGS.items():
         if bfloat16 and not cpu_has_bf16():
-            print(f"{setting:24}left out: without instructions for it torch is a hundred times slower")
+            print(f"{setting:24}left out: this processor has no instructions for it")
             continue
         environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
         if allocator == "environment":

@@ -5,7 +5,7 @@ from forerank.machine import describe_machine
 
 # What the processor's instructions for half precision mean for embed and index.
 _BF16 = {
-    True: "yes: embed and index take --precision bf16 (faster; 7% of CUB get another nearest neighbour)",
+    True: "yes: embed and index take --precision bf16 (faster; 7% of CUB's images get another neighbour)",
     False: "no: embed and index stay in fp32",
 }
 
