@@ -14,7 +14,7 @@ RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 RUN python -m venv /opt/forerank
 # torch is named alone and first, so that pip takes the pinned build for processors and nothing newer.
 RUN /opt/forerank/bin/pip install --no-cache-dir ${PIP_FLAGS} --constraint constraints.txt torch
-RUN /opt/forerank/bin/pip install --no-cache-dir ${PIP_FLAGS} --constraint constraints.txt "$(ls /wheels/*.whl)[web]"
+RUN /opt/forerank/bin/pip install --no-cache-dir ${PIP_FLAGS} --constraint constraints.txt "$(ls /wheels/*.whl)[web,openvino]"
 
 FROM python:3.11-slim
 COPY --from=build /opt/forerank /opt/forerank

@@ -57,7 +57,7 @@ def measure_cell(name: str, source: str, cell: str, work: Path) -> dict[str, Any
     return {
         "data": name,
         "cell": cell,
-        "command": f"forerank train {name.upper()} {' '.join(CELLS[cell])}",
+        "command": f"forerank train {name if name == source else name.upper()} {' '.join(CELLS[cell])}",
         "seconds": round(seconds),
         "interrupted": resumed,  # then these are the seconds of the last start only
         "cache": "empty at the start" if within_time else "shared by the cells without a time",
@@ -96,8 +96,9 @@ def page_text(measured: Sequence[Mapping[str, Any]]) -> str:
         "data",
         "command",
         "zero-shot",
-        "trained",
-        "mAP@R",
+        "whitened",
+        "final",
+        "mAP@R before and after",
         "whole catalogue",
         "minutes (threads)",
         "chosen",
@@ -105,15 +106,21 @@ def page_text(measured: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for one in measured:
         rows, last = one["test"], one["test"]["trained"]
-        before = next(iter(rows.values()))
+        before = "pixels" if "pixels" in rows else "zero-shot"  # a network without weights has no zero-shot
+        started = f"{100 * rows[before]['recall@1']:.1f}{' (pixels)' if before == 'pixels' else ''}"
         catalogue = one["catalogue"]
         c = one["chosen"]
         tuned = ", the first network trained" if c["first network tuned"] else ""
         what = c["backbone"].replace("efficientnet-", "") + tuned
-        told = f"{what}; {c['loss']}; lr {c['lr']:.2g}; start: {c['head_start']}"
+        taken = "chosen by validation" if c["head_start"] == "auto" else c["head_start"]
+        told = f"{what}; {c['loss']}; lr {c['lr']:.2g}; start: {taken}"
+        if one["kept"]:
+            told = f"{what}; nothing trained was better on validation: {one['kept']} kept"
+        whitened = f"{100 * rows['whitened']['recall@1']:.1f}" if "whitened" in rows else "–"
         lines.append(
-            f"| {one['data']} | `{one['command']}` | {100 * before['recall@1']:.1f} | "
-            f"**{100 * last['recall@1']:.1f}** | {100 * last['map@r']:.1f} | "
+            f"| {one['data']} | `{one['command']}` | {started} | {whitened} | "
+            f"**{100 * last['recall@1']:.1f}** | "
+            f"{100 * rows[before]['map@r']:.1f}, {100 * last['map@r']:.1f} | "
             f"{100 * catalogue['recall@1']:.1f} | "
             f"{one['seconds'] / 60:.1f} ({one['versions']['threads']}) | {told} |"
         )

@@ -2,6 +2,7 @@
 
     python benchmarks/search.py            60,502 x 512 and 1,000,000 x 128 (HNSW builds take minutes)
     python benchmarks/search.py --quick    20,000 x 128, to see that it works
+    python benchmarks/search.py --sizes 100000 1000000 --kind exact    how cost grows, 128 dimensions each
 
 Ours and faiss are timed in turns in one process, so that whatever else the machine does disturbs both alike;
 memory is measured in a fresh process each. Vectors are clusters of eight, as embeddings of a catalogue are.
@@ -260,10 +261,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sets")
     parser.add_argument("--only", help="measure only sets whose size begins with this, or: page")
+    parser.add_argument("--sizes", type=int, nargs="+", help="instead: sets of so many vectors x 128")
     parser.add_argument("--kind", choices=("exact", "HNSW"), help="measure only this kind of index")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     options = parser.parse_args()
     sets = [(60_502, 512), (1_000_000, 128)] if not options.quick else [(20_000, 128)]
+    sets = [(size, 128) for size in options.sizes] if options.sizes else sets
     results, page = [], []
     with tempfile.TemporaryDirectory(prefix="forerank-search-") as temporary:
         for count, dim in sets:
@@ -276,7 +279,7 @@ def main() -> None:
                     format_table(["set", "kind", "what", "ours", "faiss", "ratio"], shown(results[-1])),
                     flush=True,
                 )
-        if not options.only or options.only == "page":
+        if (not options.only and not options.sizes) or options.only == "page":
             count, dim = sets[0]
             page = page_under_load(Path(temporary), make_vectors(count, dim))
             head = [f"page of {count:,} x {dim}, 50 clients", "p50 ms", "p99 ms", "requests/s"]

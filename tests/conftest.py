@@ -10,11 +10,19 @@ from typing import Any, NoReturn
 
 import pytest
 
+from forerank.machine import WITHOUT_AMX, bf16_fault
+
 collect_ignore = ["pretend_device.py"]  # collecting would import it a second time, under another name
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and what they start as well.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# On a machine whose AMX ends the process, bfloat16 is tested with the processor's other instructions.
+if bf16_fault() is not None:
+    os.environ.update([WITHOUT_AMX])
+    bf16_fault.cache_clear()
 
 
 # A machine without a browser or an optional package is a user's right; a gate without one would silently test

@@ -4,6 +4,9 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import subprocess
+import sys
+from functools import cache
 from typing import Any
 
 from forerank import __version__
@@ -127,11 +130,41 @@ def _device_fault(name: str) -> str | None:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether this processor has instructions for bfloat16 products."""
+    """Whether this processor has instructions for bfloat16 products, and they work."""
     import torch
 
     check = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(check()) if check else False
+    return bool(check()) and bf16_fault() is None if check else False
+
+
+# The setting of oneDNN, the library under torch and OpenVINO, that leaves AMX out.
+WITHOUT_AMX = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+_PRODUCT = "import torch; side = torch.ones(32, 64, dtype=torch.bfloat16); torch.mm(side, side.T)"
+
+
+@cache
+def bf16_fault() -> str | None:
+    """Why this processor cannot compute bfloat16 products; None if it can, be it slowly.
+
+    Virtual machines were seen that announce AMX, Intel's instructions for such products, and end a process
+    that uses them. So where AMX is announced, a process of its own tries a product first.
+    """
+    import torch
+
+    announced = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    if announced is None or not announced():
+        return None
+    if subprocess.run([sys.executable, "-c", _PRODUCT], capture_output=True, check=False).returncode == 0:
+        return None
+    return "this processor announces instructions for bf16 (AMX) that end the process when they are used"
+
+
+def check_bf16(device: str) -> None:
+    """Raise where the user asked for bfloat16 and a product in it would end the process."""
+    fault = bf16_fault() if device.partition(":")[0] == "cpu" else None
+    if fault is not None:
+        instead = f"use fp32, or set {'='.join(WITHOUT_AMX)} in the environment before you start"
+        raise InputError(f"{fault}: {instead}")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -151,6 +184,7 @@ def describe_machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_gib": round(memory / 2**30, 1),
         "bf16_instructions": cpu_has_bf16(),
+        "bf16_fault": bf16_fault(),
         "inference": "openvino" if device == "cpu" and "openvino" not in missing else "torch",
         "extras": {
             extra: {

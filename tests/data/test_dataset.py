@@ -113,14 +113,42 @@ def test_the_cache_holds_pictures_of_any_size_and_has_a_limit(tmp_path: Path, mo
         ImageDataset(table, SMALL, cache=True)
 
 
-@pytest.mark.parametrize(("size", "flip"), [(32, 0.0), (32, 0.5), (27, 0.0), (27, 0.5)])
-def test_a_batch_cut_in_one_pass_equals_its_images_one_by_one(size: int, flip: float) -> None:
+@pytest.mark.parametrize(
+    ("size", "resize", "flip"),
+    [(32, 32, 0.0), (32, 32, 0.5), (27, 32, 0.0), (27, 32, 0.5), (16, 16, 0.0), (16, 16, 0.5)],
+)
+def test_a_batch_cut_in_one_pass_equals_its_images_one_by_one(size: int, resize: int, flip: float) -> None:
     table = open_table("glyphs").select("test")
     table = table.where(np.arange(len(table)) < 40)
-    views = Preprocessing(size=size, resize=32, mean=(0.4,), std=(0.6,), channels=1, flip=flip)
-    dataset = ImageDataset(table, views, cache=True, seed=5)
+    views = Preprocessing(size=size, resize=resize, mean=(0.4,), std=(0.6,), channels=1, flip=flip)
+    cached, decoding = (ImageDataset(table, views, cache=cache, seed=5) for cache in (True, False))
     keys = [(row, draw) for row in (0, 3, 39, 3) for draw in range(6)] + [7]
-    joined = dataset.__getitems__(keys)
+    joined = cached.__getitems__(keys)
     assert isinstance(joined, tuple)  # the quick way was taken
-    for quick, slow in zip(collate(joined), collate([dataset[key] for key in keys]), strict=True):
+    for quick, slow in zip(collate(joined), collate([decoding[key] for key in keys]), strict=True):
         assert torch.equal(quick, slow)
+
+
+def test_pixels_are_decoded_once_per_process_and_anew_when_a_file_changes(
+    class_folder: Path, monkeypatch: Any
+) -> None:
+    table, counted = open_table(class_folder), list[str]()
+    monkeypatch.setattr(dataset, "_shared", type(dataset._shared)())
+    read = dataset.read_image
+    monkeypatch.setattr(dataset, "read_image", lambda file, **o: counted.append(file) or read(file, **o))
+    first, second = (ImageDataset(table, SMALL, cache=True, seed=seed) for seed in (1, 2))
+    assert len(counted) == len(table)
+    assert torch.equal(first[3][0], second[3][0])  # type: ignore[index]
+    Image.new("RGB", (12, 12), "red").save(table.files[3])
+    changed = ImageDataset(table, SMALL, cache=True)
+    assert len(counted) == 2 * len(table)
+    assert not torch.equal(first[3][0], changed[3][0])  # type: ignore[index]
+    ImageDataset(table, Preprocessing(size=8, resize=9), cache=True)  # other views, other pixels
+    assert len(counted) == 3 * len(table)
+
+
+def test_pixels_kept_for_the_next_data_set_have_a_limit(class_folder: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(dataset, "_shared", type(dataset._shared)())
+    monkeypatch.setattr(dataset, "SHARED_LIMIT", 1)
+    ImageDataset(open_table(class_folder), SMALL, cache=True)
+    assert not dataset._shared

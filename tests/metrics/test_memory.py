@@ -26,7 +26,8 @@ def watch():
     while not done:
         peak = max(peak, anonymous()); time.sleep(0.002)
 watcher = threading.Thread(target=watch); watcher.start()
-result = evaluate(vectors, labels, queries=queries, nmi=False, bootstrap=0, memory=128 << 20)
+rerank = sys.argv[4] if len(sys.argv) > 4 else None
+result = evaluate(vectors, labels, queries=queries, nmi=False, bootstrap=0, memory=128 << 20, rerank=rerank)
 done = True; watcher.join()
 print(peak - before, result.counts["gallery"])
 """
@@ -62,3 +63,17 @@ def test_one_query_with_many_positives_does_not_widen_all(tmp_path):
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert float(run.stdout.split()[0]) < 128
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("rerank", ["expansion", "averaging", "reciprocal"])
+def test_reranking_never_holds_all_pairs(rerank, tmp_path):
+    """20,000 images: all pairs would take 3 GB in float64, or 1.5 in float32."""
+    generator = np.random.default_rng(0)
+    np.save(tmp_path / "e.npy", generator.standard_normal((20_000, 16), dtype=np.float32))
+    np.save(tmp_path / "l.npy", generator.integers(4_000, size=20_000))
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path / "e.npy", tmp_path / "l.npy", "40", rerank],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert float(run.stdout.split()[0]) < 400

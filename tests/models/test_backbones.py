@@ -183,7 +183,7 @@ def test_transformers_models_from_a_folder(kind: str, tmp_path: Path) -> None:
     ("name", "parts"),
     [
         ("timm:resnet50", ["timm/resnet50", "model.safetensors", "timm:resnet50@PATH"]),
-        ("resnet50", ["timm/resnet50.tv_in1k", "model.safetensors"]),
+        ("resnet50", ["timm/resnet50.tv_in1k", "model.safetensors", "backbone resnet50@PATH"]),
         ("hf:facebook/dinov2-small", ["facebook/dinov2-small", "config.json", "hf:FOLDER"]),
     ],
 )

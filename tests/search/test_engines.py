@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from forerank.errors import InputError
+from forerank.search import folder
 from forerank.search.engine import Filter, open_engine, unit_vectors
 
 NAMES = [f"class{i % 4}/image{i:03d}.jpg" for i in range(60)]
@@ -199,8 +200,9 @@ def test_vectors_without_direction_are_refused():
         unit_vectors([[1.0, 0.0, 0.0]], dim=2)
 
 
-def test_filters_choose_rows_in_searches_and_pages(engine, fill, make_rows, random_vectors):
-    """Every engine agrees with `Filter.accepts`, whatever language it filters in."""
+def test_filters_choose_rows_in_searches_and_pages(engine, fill, make_rows, random_vectors, monkeypatch):
+    """Every engine agrees with `Filter.accepts`, whatever its language and whatever it remembers."""
+    monkeypatch.setattr(folder, "KEPT_FILTERS", 3)
     odd = 'na"me with \\ and %'
     rows = [
         replace(row, columns={"category": "ab"[i % 2], "price": str(i % 5), odd: 'va"l\\ue %_'[: 1 + i % 10]})
@@ -224,7 +226,7 @@ def test_filters_choose_rows_in_searches_and_pages(engine, fill, make_rows, rand
         Filter(columns=(("no such column", ""),)),
         Filter(label="' or 1 == 1"),
     ]
-    for where in filters:
+    for where in [*filters, *filters[-2:], *filters]:
         accepted = [i for i, row in enumerate(rows) if where.accepts(row)]
         assert {row.path for row in engine.page(limit=100, where=where)} == {rows[i].path for i in accepted}
         nearest = engine.search(queries, 5, where)
@@ -239,10 +241,13 @@ def test_filters_choose_rows_in_searches_and_pages(engine, fill, make_rows, rand
 def test_a_changed_column_is_a_change(engine, fill, make_rows, random_vectors):
     rows, vectors = make_rows(NAMES[:4]), random_vectors(4)
     fill(engine, rows, vectors)
+    nine = Filter(columns=(("price", "9"),))
+    assert engine.search(vectors[:1], 2, nine).ids.shape == (1, 0)
     fill(engine, [replace(rows[0], columns={"price": "9"}), *rows[1:]], vectors)
+    assert engine.search(vectors[:1], 2, nine).ids.shape == (1, 1)
     assert by_path(engine)[NAMES[0]].columns == {"price": "9"}
     assert by_path(engine)[NAMES[1]].columns == {}
-    assert [row.path for row in engine.page(where=Filter(columns=(("price", "9"),)))] == [NAMES[0]]
+    assert [row.path for row in engine.page(where=nine)] == [NAMES[0]]
 
 
 def test_what_an_engine_says_it_can_do_is_what_it_does(

@@ -1,6 +1,10 @@
 """Training within a time: trials on validation classes, the winner as a run, resumed where it stopped."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -89,10 +93,41 @@ def test_when_the_time_is_over_the_training_on_all_classes_is_left_to_the_next_s
     assert (run / "refit" / "best" / "model.safetensors").exists()
 
 
+def test_sigterm_in_the_search_saves_the_time_and_says_how_to_go_on(images: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "forerank", "train", str(images), *QUICK, "steps=100000"]
+    child = subprocess.Popen(
+        [*command, "--minutes", "5", "--run", str(run)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    journal = run / "search" / "trials.journal"
+    deadline = time.monotonic() + 120
+    while not journal.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(2)  # inside the first trial
+    child.send_signal(signal.SIGTERM)
+    _, told = child.communicate(timeout=60)
+    assert child.returncode == 128 + signal.SIGTERM
+    assert told.splitlines()[-1] == f"forerank: stopped while preparing; resume with: forerank train {run}"
+    assert json.loads((run / "budget.json").read_text())["spent"] > 1
+
+
+@pytest.mark.usefixtures("few")
+def test_the_training_on_all_classes_can_be_left_out(images: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recipe = load_recipe(images, [*QUICK, *FEW])
+    results = train_within(recipe, run, 60, refitted=False).results
+    assert train_within(recipe, run, 60, refitted=False).results == results
+    assert not (run / "refit").exists()
+
+
 @pytest.mark.usefixtures("few")
 def test_heads_are_compared_and_then_all_weights_start_from_the_best(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(budget, "STEPS_FOR_VIEWS", 18)
     train(load_recipe(images, [*QUICK, "steps=10"]), tmp_path / "given")
     recipe = load_recipe(
         images, [f"backbone={tmp_path / 'given'}", "embedding_dim=0", "batch_size=16", *FEW, "mode=auto"]
@@ -110,6 +145,9 @@ def test_heads_are_compared_and_then_all_weights_start_from_the_best(
     results = train_within(recipe, run).results
     # No trial is done again.
     assert trials_of(open_search(run / "search" / "trials.journal", 0, 2)) == done
+    told = capsys.readouterr().err
+    for views in ("as they are", "colours and erasing", "stronger crop"):
+        assert told.count(f"training views, {views}: ") == 1
     decided = json.loads((run / "search" / "tuning.json").read_text())
     best = max(trial.figure for trial in done if trial.ended == "complete")
     # All weights of the network are kept only if heads on it are better on the classes that choose.

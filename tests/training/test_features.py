@@ -5,12 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from forerank.data import open_table
+from forerank.data import collate, open_table
 from forerank.models import EmbeddingModel, create_model
 from forerank.training import features, load_recipe, read_history, train
 from forerank.training.assemble import build_model, open_inputs
@@ -112,3 +113,21 @@ def test_networks_side_by_side_take_what_each_has_in_the_cache(
     data = parts["test"].data
     assert isinstance(data, FeatureRows)
     assert data.features.numpy() == pytest.approx(joint.vectors, abs=1e-5)
+
+
+def test_a_batch_of_features_equals_its_rows_one_by_one() -> None:
+    data = FeatureRows(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), list(range(9)))
+    keys = [3, (5, 2), 0, (5, 7)]
+    for quick, slow in zip(data.__getitems__(keys), collate([data[key] for key in keys]), strict=True):
+        assert torch.equal(quick, slow)
+        assert quick.dtype == slow.dtype
+
+
+def test_pictures_in_memory_are_embedded_as_those_from_files(images: Path) -> None:
+    recipe = complete_recipe(load_recipe(images, [*QUICK, "mode=full"]), open_table(images), 1, "cpu")
+    table, model = open_parts(recipe)["test"], build_model(recipe).eval()
+    processes = Processes(0, 1, torch.device("cpu"))
+    parts = [image_part(table, model.preprocessing, recipe, "test", cache=cache) for cache in (True, False)]
+    assert [part.data.gives_joined_batches for part in parts] == [True, False]  # type: ignore[attr-defined]
+    in_memory, from_files = (embed(model, part, recipe, processes) for part in parts)
+    np.testing.assert_array_equal(in_memory.vectors, from_files.vectors)

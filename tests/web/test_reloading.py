@@ -210,6 +210,19 @@ def test_adding_is_off_unless_told(serving, address, retriever, picture):
         assert httpx.post(f"{site}/api/images", content=picture(), headers=BEARER).status_code == 404
 
 
+def test_vectors_of_another_engine_are_not_added(serving, address, images, picture):
+    from forerank.models import Retriever
+
+    other = Retriever.load("efficientnet-lite0", engine="torch")  # the index was made by openvino
+    with serving(Index.open(address, model=other), make=Reloading, token=TOKEN, adding=True) as site:
+        before = sorted(images.rglob("*"))
+        answer = httpx.post(f"{site}/api/images?label=a", content=picture(), headers=BEARER, timeout=120)
+    assert answer.status_code == 400
+    words = "come from openvino fp32, and this machine would add some from torch fp32"
+    assert words in answer.json()["error"]
+    assert sorted(images.rglob("*")) == before
+
+
 def test_while_another_process_writes_adding_says_so(open_to_adding, picture, address):
     import fcntl
 

@@ -22,7 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "Compare finished runs: tables, curves, paired differences with intervals.",
     ),
     "data": ("data:app", "Data sets: list them, show one, check every image, download, export."),
-    "demo": ("demo:demo", "Start here: the main job on data that comes with Forerank, in about a minute."),
+    "demo": ("demo:demo", "Start here: the main job on data that comes with Forerank, in under a minute."),
     "doctor": ("doctor:doctor", "Show what this machine has, what is missing and how to get it."),
     "duplicates": (
         "duplicates:duplicates",

@@ -15,7 +15,7 @@ def train(
     *values: str,
     run: Annotated[Path | None, Parameter(name="--run")] = None,
     minutes: float | None = None,
-    refit: bool = False,
+    refit: bool | None = None,
     json: bool = False,
 ) -> None:
     """Train a model, evaluate it before and after, write a report.
@@ -49,7 +49,8 @@ def train(
         you give are left as they are. Needs: pip install 'forerank[budget]'.
     refit:
         Afterwards train the chosen settings once more on all classes, into RUN/refit: the model to ship. The
-        numbers belong to the measured model in RUN/best. Of a finished run, only this is done.
+        numbers belong to the measured model in RUN/best. Of a finished run, only this is done. With --minutes
+        this happens by itself; --no-refit leaves it out.
     json:
         Print the results as JSON.
     """
@@ -69,7 +70,9 @@ def train(
         folder = folder.with_name(f"{folder.name},minutes={minutes:g}")
     try:
         if minutes is not None or has_budget(folder):
-            outcome = train_within(recipe, folder, minutes, fixed=assigned_keys(values))
+            outcome = train_within(
+                recipe, folder, minutes, fixed=assigned_keys(values), refitted=refit is not False
+            )
         else:
             outcome = start(recipe, folder)
             if refit:

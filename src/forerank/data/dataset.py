@@ -1,6 +1,7 @@
 """Rows of a table -> tensors, for a torch data loader."""
 
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -21,6 +22,7 @@ from forerank.data.preprocessing import (
     cuts_without_resizing,
     evaluation_view,
     normalise_pixels,
+    resized_once,
     training_view,
 )
 from forerank.data.table import Table
@@ -32,6 +34,9 @@ Joined: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # images (B
 Key: TypeAlias = int | tuple[int, int]  # row, or row and number of the draw
 BAD_POLICIES = ("refuse", "skip")
 CACHE_LIMIT = 8 * 2**30  # bytes of decoded pixels that `cache=True` accepts
+SHARED_LIMIT = (
+    256 * 2**20
+)  # bytes of decoded pixels that a process keeps for the next data set of these files
 
 
 class ImageDataset(Dataset[Item | None]):
@@ -77,7 +82,7 @@ class ImageDataset(Dataset[Item | None]):
         self._bad.share_memory_()  # type: ignore[no-untyped-call]
         self._cache: _PixelCache | None = None
         if cache:
-            self._cache = _PixelCache.fill(self)
+            self._cache = _shared_pixels(self)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -99,8 +104,8 @@ class ImageDataset(Dataset[Item | None]):
 
     def __getitems__(self, keys: Sequence[Key]) -> Joined | list[Item | None]:
         """A whole batch, which the data loader asks for; small pictures in memory are cut in one pass."""
-        p, whole = self.preprocessing, None if self._cache is None else self._cache.whole
-        if whole is None or isinstance(p, SeveralViews) or not cuts_without_resizing(whole.shape[1:3], p):
+        p, whole = self.preprocessing, self._whole
+        if whole is None or isinstance(p, SeveralViews):
             return [self[key] for key in keys]
         wanted = [_row_and_draw(key) for key in keys]
         rows = np.array([index for index, _ in wanted], dtype=np.int64)
@@ -113,6 +118,19 @@ class ImageDataset(Dataset[Item | None]):
                 view[:] = cut_pixels(whole[index], p, rng)
         images = torch.from_numpy(normalise_pixels(views, p))
         return images, torch.from_numpy(self.labels[rows]), torch.from_numpy(rows)
+
+    @property
+    def gives_joined_batches(self) -> bool:
+        """Whether `__getitems__` gives tensors of the whole batch, because all pictures lie in one array."""
+        return self._whole is not None
+
+    @property
+    def _whole(self) -> NDArray[np.uint8] | None:
+        """All pictures (N, H, W, C) in memory, if every view is a part of their pixels."""
+        whole, p = None if self._cache is None else self._cache.whole, self.preprocessing
+        if whole is None or isinstance(p, SeveralViews) or not cuts_without_resizing(whole.shape[1:3], p):
+            return None
+        return whole
 
     def _random(self, index: int, draw: int) -> Random:
         return Random(f"{self.seed} {index} {draw}")
@@ -169,7 +187,7 @@ class _PixelCache:
 
         def decode(index: int) -> NDArray[np.uint8] | BadImageError:
             try:
-                return np.array(dataset._decode(index), dtype=np.uint8)
+                return np.array(resized_once(dataset._decode(index), dataset.preprocessing), dtype=np.uint8)
             except BadImageError as error:
                 return error
 
@@ -211,6 +229,30 @@ class _PixelCache:
         end = int(self.ends[index])
         flat = self.pixels[end - high * wide * self.channels : end]
         return Image.fromarray(flat.reshape((high, wide) if self.channels == 1 else (high, wide, 3)))
+
+
+_shared: OrderedDict[tuple[object, ...], _PixelCache] = OrderedDict()
+
+
+def _shared_pixels(dataset: ImageDataset) -> _PixelCache:
+    """The decoded pixels of a data set; an earlier one of the same unchanged files has them already.
+
+    Measuring a run opens its data again, and a study trains hundreds of runs on the same small pictures.
+    """
+    try:
+        about = [os.stat(name) for name in dataset._files]  # noqa: PTH116 - thousands of times
+    except OSError:  # not all of them are files of their own; decoding says what is wrong
+        return _PixelCache.fill(dataset)
+    box = None if dataset.table.box is None else dataset.table.box.tobytes()
+    versions = tuple((file.st_ino, file.st_mtime_ns, file.st_size) for file in about)
+    key = (dataset.preprocessing, box, tuple(dataset._files), versions)
+    kept = _shared.pop(key, None)
+    pixels = _PixelCache.fill(dataset) if kept is None else kept
+    if not pixels.reasons and pixels.pixels.nbytes <= SHARED_LIMIT:  # bad pictures are met anew each time
+        _shared[key] = pixels
+    while sum(one.pixels.nbytes for one in _shared.values()) > SHARED_LIMIT:
+        _shared.popitem(last=False)
+    return pixels
 
 
 def collate(items: Sequence[Item | None] | Joined) -> Joined:

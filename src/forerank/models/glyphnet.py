@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 GRID = 4  # places a side that the features keep apart
+# Name of a backbone -> channels of its first layer. Half the channels need a quarter of the multiplications.
+WIDTHS = {"glyphnet": 48, "glyphnet-small": 24}
 
 
 def _stage(channels: int, out: int, kernel: int, stride: int) -> nn.Sequential:
@@ -24,20 +26,28 @@ class GlyphNet(nn.Module):
 
     Args:
         keep_map: give the feature map (N, 192, H/8, W/8) instead, for a pooling over all places.
+        width: channels of the first layer; the last one has four times as many.
 
     >>> import torch
     >>> GlyphNet()(torch.zeros(2, 1, 32, 32)).shape, GlyphNet(keep_map=True)(torch.zeros(2, 1, 48, 48)).shape
     (torch.Size([2, 3072]), torch.Size([2, 192, 6, 6]))
     """
 
-    def __init__(self, keep_map: bool = False) -> None:
+    def __init__(self, keep_map: bool = False, width: int = 48) -> None:
         super().__init__()
         self.keep_map = keep_map
-        self.channels = 192 if keep_map else 192 * GRID * GRID
+        self.channels = 4 * width if keep_map else 4 * width * GRID * GRID
         self.layers = nn.Sequential(
-            _stage(1, 48, 5, 2), _stage(48, 96, 3, 2), _stage(96, 96, 3, 1), _stage(96, 192, 3, 2)
+            _stage(1, width, 5, 2),
+            _stage(width, 2 * width, 3, 2),
+            _stage(2 * width, 2 * width, 3, 1),
+            _stage(2 * width, 4 * width, 3, 2),
         )
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.layers(images)
-        return features if self.keep_map else F.adaptive_avg_pool2d(features, GRID).flatten(1)
+        if self.keep_map:
+            return features
+        if features.shape[-2:] != (GRID, GRID):  # at 32 pixels it is that grid: pooling would only cost time
+            features = F.adaptive_avg_pool2d(features, GRID)
+        return features.flatten(1)

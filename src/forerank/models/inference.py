@@ -23,7 +23,7 @@ from forerank.console import say
 from forerank.data.cache import cache_folder
 from forerank.errors import ForerankError, InputError, check_name, require, unknown
 from forerank.files import temporary_folder, write_atomically
-from forerank.machine import cpu_has_bf16
+from forerank.machine import check_bf16, cpu_has_bf16
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,8 +32,6 @@ Array = NDArray[np.float32]
 PRECISIONS = ("fp32", "bf16")
 # Largest difference of a component of a unit vector from torch in fp32 that an engine may show.
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.1}
-# Below this many parameters torch has finished before a network is converted.
-WORTH_CONVERTING = 1_000_000
 AT_ONCE = 2  # pictures that a core computes together: more fall out of its cache
 KEPT_NETWORKS = 16  # converted networks in the cache; the oldest give way
 
@@ -60,18 +58,19 @@ class Network:
         return f"{self.engine} {self.precision}{said}"
 
 
-def choose_engine(engine: str, device: str, parameters: int) -> str:
-    """The engine that a name stands for; "auto" is openvino on a processor where it is installed and pays.
+def choose_engine(engine: str, device: str) -> str:
+    """The engine that a name stands for; "auto" is openvino on a processor where it is installed.
 
-    >>> choose_engine("torch", "cpu", 10**7), choose_engine("auto", "cuda", 10**7)
+    >>> choose_engine("torch", "cpu"), choose_engine("auto", "cuda")
     ('torch', 'torch')
     """
     if engine != "auto":
         if engine not in ENGINES:
             raise unknown("inference engine", engine, ["auto", *ENGINES])
         return engine
-    pays = device == "cpu" and parameters >= WORTH_CONVERTING
-    return "openvino" if pays and importlib.util.find_spec("openvino") is not None else "torch"
+    if device != "cpu" or importlib.util.find_spec("openvino") is None:
+        return "torch"
+    return "openvino"
 
 
 def open_network(
@@ -93,9 +92,11 @@ def open_network(
             does, it says so and takes torch.
     """
     check_name("precision", precision, PRECISIONS)
+    if precision == "bf16":
+        check_bf16(device)
     if engine == "auto" and precision == "bf16" and device == "cpu" and not cpu_has_bf16():
         raise InputError("this processor has no instructions for bf16: use fp32")
-    chosen = choose_engine(engine, device, sum(p.numel() for p in module.parameters()))
+    chosen = choose_engine(engine, device)
     try:
         return ENGINES[chosen](module, shape, key, precision, device)
     except InputError:

@@ -31,7 +31,7 @@ class Retriever:
         model: from `create_model` or `load_model`; it is put into evaluation mode.
         device: "auto" takes a GPU where there is one; else a torch device such as "cpu" or "cuda:1".
         batch_size: pictures that go through the network at once.
-        engine: "torch", "openvino", or "auto": openvino on a processor where it is installed and pays.
+        engine: "torch", "openvino", or "auto": openvino on a processor where it is installed.
         precision: "fp32", or "bf16" where the processor has it: faster, and the vectors change a little.
 
     >>> import numpy as np

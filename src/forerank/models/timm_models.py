@@ -28,14 +28,18 @@ class TimmNetwork(nn.Module):
         return features
 
 
-def timm_backbone(name: str, pretrained: bool, pooling: str, weights: Path | None) -> Backbone:
-    """The network `timm:NAME`; its weights are found before the network is built."""
+def timm_backbone(name: str, pretrained: bool, pooling: str, weights: Path | None, asked: str) -> Backbone:
+    """The network `timm:NAME`; its weights are found before the network is built.
+
+    Args:
+        asked: how the user named it, which may be an alias with a preprocessing of its own.
+    """
     timm = import_timm()
     if not timm.is_model(name):
         raise unknown_timm(timm, name)
     users = weights is not None
     if pretrained and weights is None:
-        weights = _weights_of(timm, name)
+        weights = _weights_of(timm, name, asked)
     try:
         if weights is None:
             network = timm.create_model(name, pretrained=False, num_classes=0)
@@ -105,9 +109,9 @@ def _check_loaded(
             raise InputError(f"{file} does not fit {name}: it {what} {wrong[0]}{more}")
 
 
-def _weights_of(timm: Any, name: str) -> Path:
+def _weights_of(timm: Any, name: str, asked: str) -> Path:
     config = timm.get_pretrained_cfg(name)
-    advice = f"fetch it elsewhere and use backbone timm:{name}@PATH_OF_THE_FILE"
+    advice = f"fetch it elsewhere and use backbone {asked}@PATH_OF_THE_FILE"
     if config is None or not (config.hf_hub_id or config.url):
         raise InputError(f"timm has no weights for {name}: use pretrained=False or timm:{name}@FILE")
     if not config.hf_hub_id:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerank.machine import check_bf16
 from forerank.ranking import hard_blocks
 from forerank.ranking import hard_screen as screen
 from forerank.ranking.hard_blocks import Block, Queries, plain_blocks, query_blocks
@@ -134,6 +135,8 @@ def count_gallery(
     distributed: bool,
 ) -> tuple[Integers, Integers]:
     """Gallery items more similar than each positive (P,), and at least as similar (P,)."""
+    if precision == "bfloat16":
+        check_bf16(rows.device.type)
     queries, gallery = candidates.queries[chosen], candidates.gallery
     number = np.diff(positives.offsets)
     both = candidates.symmetric and len(chosen) == len(candidates.queries)

@@ -9,12 +9,13 @@ higher-order terms). Their sum is the margin: a pair further than that from a th
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from forerank.machine import bf16_fault
 from forerank.ranking.hard_same import TIE
 from forerank.ranking.hard_threads import one_thread_each
 from forerank.ranking.precision import whole_products
@@ -61,7 +62,7 @@ def numpy_is_faster() -> bool:
     torch brings MKL, which is slow on some AMD processors; numpy usually brings OpenBLAS. The counts do not
     depend on the answer.
     """
-    times = _trial()
+    times = _trial("numpy", "torch")
     return times["numpy"] < 0.9 * times["torch"]
 
 
@@ -69,14 +70,14 @@ def bfloat16_is_faster(device: torch.device) -> bool:
     """Whether bfloat16 products pay: a processor without the instructions is far slower at them."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())
-    if device.type != "cpu":
+    if device.type != "cpu" or bf16_fault() is not None:
         return False
-    times = _trial()
+    times = _trial("numpy", "torch", "bfloat16")
     return times["bfloat16"] < 0.8 * min(times["numpy"], times["torch"])
 
 
-@lru_cache(maxsize=1)
-def _trial() -> dict[str, float]:
+@cache
+def _trial(*names: str) -> dict[str, float]:
     """Seconds of a product each way, the best of a few: some hundredths of a second altogether, once."""
     side = torch.randn(768, 512, generator=torch.Generator().manual_seed(0))
     array, total, short = side.numpy(), np.empty((768, 768), dtype=np.float32), side.bfloat16()
@@ -86,12 +87,12 @@ def _trial() -> dict[str, float]:
         "torch": lambda: torch.mm(side, side.T, out=out),
         "bfloat16": lambda: torch.mm(short, short.T, out=out16),
     }
-    best = dict.fromkeys(ways, float("inf"))
+    best = dict.fromkeys(names, float("inf"))
     with one_thread_each():  # as large sets are counted; and threads of one library would disturb the other
         for _ in range(4):
-            for name, way in ways.items():
+            for name in names:
                 start = time.perf_counter()
-                way()
+                ways[name]()
                 best[name] = min(best[name], time.perf_counter() - start)
     return best
 

@@ -25,6 +25,7 @@ def write_report(
     title: str,
     evaluations: Mapping[str, Any],
     sentence: str = "",
+    catalogue: float | None = None,
     table: "Table | None" = None,
     embeddings: ArrayLike | None = None,
     labels: ArrayLike | None = None,
@@ -44,6 +45,7 @@ def write_report(
         title: heading, for instance the name of the run.
         evaluations: name -> Evaluation, the baseline first, the model that counts last.
         sentence: the result in plain words, with which the page begins.
+        catalogue: Recall@1 of all images of all classes searched together, shown beside the headline.
         table: the images behind the embeddings, row for row, for pictures and names.
         embeddings: (N, D) vectors of the last evaluation's model.
         labels: (N,) labels; the table's by default.
@@ -66,7 +68,7 @@ def write_report(
         1
     """
     vectors, codes = _rows(embeddings, labels, table)
-    sections = [headline(evaluations, codes), metrics(evaluations), categories(evaluations)]
+    sections = [headline(evaluations, codes, catalogue), metrics(evaluations), categories(evaluations)]
     sections += [training(history, choice), *further]
     lead = "" if table is None else table.name
     if vectors is not None and codes is not None:

@@ -22,8 +22,10 @@ class Section:
     body: str  # HTML
 
 
-def headline(evaluations: Mapping[str, Any], labels: NDArray[Any] | None) -> Section:
-    """Recall@1 before and after, large, with intervals and the difference."""
+def headline(
+    evaluations: Mapping[str, Any], labels: NDArray[Any] | None, catalogue: float | None = None
+) -> Section:
+    """Recall@1 before and after, large, with intervals and the difference; also the whole catalogue's."""
     if not evaluations:
         return Section("headline", "", "")
     (first, before), *_, (last, after) = [*evaluations.items()] * 2  # one evaluation is both
@@ -53,7 +55,11 @@ def headline(evaluations: Mapping[str, Any], labels: NDArray[Any] | None) -> Sec
     )
     meaning = " (percent of queries whose nearest image is right)" if metric == "recall@1" else ""
     what = f'<p class="what">{escape(title_of(metric))}{meaning}</p>'
-    left = f'<div>{what}<div class="numbers">{numbers}</div>{change}</div>'
+    whole = ""
+    if catalogue is not None:
+        of_all = readings.shown_value("recall@1", catalogue)
+        whole = f'<p class="what">In the whole catalogue, all classes searched together: <b>{of_all}%</b></p>'
+    left = f'<div>{what}<div class="numbers">{numbers}</div>{change}{whole}</div>'
     return Section("headline", "", f'<div class="headline card">{left}<div>{dots}</div></div>')
 
 

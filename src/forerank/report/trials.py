@@ -73,7 +73,7 @@ def trials_section(trials: Sequence[TrialLike], figure: str) -> Section:
     more = f", the best {MOST_ROWS} shown" if len(measured) > MOST_ROWS else ""
     under = (
         f'<p class="under">{len(trials)} trainings were compared on the validation classes{more}. Those that '
-        "fell behind were stopped early. No test image was looked at.</p>"
+        "fell behind were stopped early. No figure of the test classes chose anything.</p>"
     )
     body = f'{under}<div class="charts">{plot}</div><div class="card">{table}</div>'
     return Section("trials", "Trials", body)

@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forerank import files
 from forerank.console import say
 from forerank.errors import InputError, MissingExtraError
 from forerank.ranking.reranking import Averaging, read_reranking
 from forerank.search import generation, hnsw
-from forerank.search.engine import EVERYTHING, Abilities, Filter, Meta, RowNeighbours, Vectors
+from forerank.search.engine import EVERYTHING, Abilities, Filter, Ids, Meta, RowNeighbours, Vectors
 from forerank.search.exact import top_k, top_k_among
 from forerank.search.journal import JOURNAL, Journals, of_rank
 from forerank.search.positions import Positions
 from forerank.search.reranked import averages
 from forerank.search.rows import Row
+
+KEPT_FILTERS = 64  # of 10,000,000 rows they take 80 MB
 
 
 class FolderEngine:
@@ -87,16 +90,31 @@ class FolderEngine:
     def search(self, queries: Vectors, k: int, where: Filter = EVERYTHING) -> RowNeighbours:
         opened = self._open()
         if where != EVERYTHING:
-            condition, values = generation.sql_condition(where)
-            ids = self._execute(f"SELECT id FROM rows WHERE {condition} ORDER BY id", values)
-            accepted = np.fromiter((number for (number,) in ids), np.int64, len(ids))
             # Exactly, also where there is a graph: a graph walks over rows that the filter rejects.
-            positions, similarities = top_k_among(queries, opened.searched, accepted, k)
+            positions, similarities = top_k_among(queries, opened.searched, self._accepted(opened, where), k)
             return RowNeighbours(positions, similarities)
         k = min(k, len(opened.vectors))
         if opened.graph is not None and k:
             return RowNeighbours(*hnsw.search(opened.graph, queries, k, opened.meta["approximate"]["width"]))
         return RowNeighbours(*top_k(queries, opened.searched, k))
+
+    def _accepted(self, opened: "_Opened", where: Filter) -> Ids:
+        """The ids of the rows that a filter accepts. SQLite looks at every row; the last answers are kept."""
+        bits = opened.accepted.get(where)
+        if bits is None:
+            condition, values = generation.sql_condition(where)
+            ids = [number for (number,) in self._execute(f"SELECT id FROM rows WHERE {condition}", values)]
+            mask = np.zeros(len(opened.vectors), np.bool_)
+            try:
+                mask[ids] = True
+            except IndexError as error:  # there are more rows than vectors
+                raise self._damaged_rows(error) from error
+            bits = np.packbits(mask)
+            with self._lock:
+                opened.accepted[where] = bits
+                if len(opened.accepted) > KEPT_FILTERS:
+                    del opened.accepted[next(iter(opened.accepted))]
+        return np.flatnonzero(np.unpackbits(bits, count=len(opened.vectors)))
 
     def rows(self, ids: Sequence[int]) -> list[Row]:
         rows: dict[int, Row] = {}
@@ -239,6 +257,7 @@ class _Opened:
                     f"{folder / 'averages.npy'} does not hold {expected} float32: {generation.AGAIN}"
                 )
         self.database: sqlite3.Connection = generation.open_rows(folder / "rows.sqlite")
+        self.accepted: dict[Filter, NDArray[np.uint8]] = {}  # a bit per row
         self.graph: Any = hnsw.read(folder / "hnsw.faiss") if self.meta.get("approximate") else None
 
     def close(self) -> None:

@@ -22,6 +22,16 @@ def split_identity(identity: str) -> tuple[str, str, str]:
     return (parts[0], parts[1], parts[2]) if len(parts) == 3 else (identity, "torch", "fp32")
 
 
+def refuse_other_engine(address: str, stored: dict[str, str], engine: str, precision: str) -> None:
+    """Raise unless engine and precision are those that computed the vectors of an index."""
+    made = split_identity(stored["fingerprint"])[1:]
+    if made != (engine, precision):
+        raise InputError(
+            f"the vectors of {address} come from {' '.join(made)}, and this machine would add some from "
+            f"{engine} {precision}: install {made[0]} here, or build the index again with --replace."
+        )
+
+
 def refuse_other_model(address: str, stored: dict[str, str], given: str, name: str, instead: str) -> None:
     """Raise unless the model `given` is the one stored; vectors of two models cannot be compared."""
     if split_identity(stored["fingerprint"])[0] != given:

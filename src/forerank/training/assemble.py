@@ -99,7 +99,8 @@ class Assembly:
 
     def set_training(self, only_head: bool) -> None:
         """Training mode; in the warm-up of the head the backbone stands still."""
-        self.model.train()
+        if not self.model.training:  # walking through the modules of a large backbone takes milliseconds
+            self.model.train()
         for group in self.optimiser.param_groups:
             if group["name"] == "backbone":
                 for parameter in group["params"]:

@@ -247,3 +247,12 @@ class FeatureRows(Dataset[Any]):
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, int, int]:
         row = key[0] if isinstance(key, tuple) else key
         return self.features[row], int(self.labels[row]), row
+
+    def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """A whole batch in one pass, which the data loader asks for."""
+        rows = torch.tensor([key[0] if isinstance(key, tuple) else key for key in keys])
+        return self.features[rows], self._label_ids[rows], rows
+
+    @cached_property
+    def _label_ids(self) -> Tensor:
+        return torch.tensor(self.labels)

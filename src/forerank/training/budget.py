@@ -19,12 +19,13 @@ from forerank.errors import ForerankError, InputError
 from forerank.machine import choose_device
 from forerank.metrics import Evaluation
 from forerank.metrics.registry import find_metric, shown
+from forerank.models.backbones import has_weights
 from forerank.report.trials import trials_section
 from forerank.training.assemble import assemble, build_model, open_inputs
 from forerank.training.candidates import BackboneCandidates, further_backbones, seconds_in_torch
 from forerank.training.clock import Clock
 from forerank.training.image_check import check_images
-from forerank.training.interruption import InterruptedRun
+from forerank.training.interruption import InterruptedRun, Interruption
 from forerank.training.loop import train
 from forerank.training.measure import Part
 from forerank.training.outcome import Outcome, finished_outcome
@@ -54,9 +55,13 @@ FEATURES_SHARE = 0.7
 TRIALS_SHARE = 0.25
 # All weights are trained only if this many steps fit.
 FEWEST_STEPS = 60
-# Training views with and without changed colours are compared only if this many steps fit.
+# Kinds of training views are compared only if this many steps fit.
 STEPS_FOR_VIEWS = 600
-VIEWS = {"none": [], "colours and erasing": ["data.colour=0.3", "data.erase=0.25"]}
+VIEWS = {
+    "as they are": [],
+    "colours and erasing": ["data.colour=0.3", "data.erase=0.25"],
+    "stronger crop": ["data.crop=official"],
+}
 # The end (measuring, catalogue, report) takes about this many measurements of the test part, and seconds.
 MEASUREMENTS_AT_THE_END, SECONDS_AT_THE_END = 5, 15.0
 # The winner is trained again as a run and on all classes: together this many times a trial's seconds.
@@ -66,7 +71,12 @@ REPEATED_TRIALS = 3
 
 
 def train_within(
-    recipe: Recipe, run: Path, minutes: float | None = None, *, fixed: frozenset[str] = frozenset()
+    recipe: Recipe,
+    run: Path,
+    minutes: float | None = None,
+    *,
+    fixed: frozenset[str] = frozenset(),
+    refitted: bool = True,
 ) -> Outcome:
     """Use a number of minutes as well as possible; the same call continues an interrupted search.
 
@@ -74,6 +84,7 @@ def train_within(
         recipe: what to start from.
         minutes: the whole time, earlier starts included; None: as the run was begun.
         fixed: dotted keys that the user chose and the search leaves alone.
+        refitted: whether the chosen settings are trained once more on all classes.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("--minutes works in one process: start it without torchrun")
@@ -84,7 +95,7 @@ def train_within(
     run = Path(run)
     clock = Clock.open(run, minutes)
     if (run / RESULTS).exists():
-        if not (run / "refit" / RESULTS).exists():
+        if refitted and not (run / "refit" / RESULTS).exists():
             refit(run)
         return finished_outcome(run)
     base_file = run / SEARCH / RECIPE
@@ -98,21 +109,30 @@ def train_within(
             place.write_text(recipe_text(recipe), encoding="utf-8")
         write_json(run / SEARCH / FIXED, {"keys": sorted(fixed)})
     clock.save()
-    try:
-        return _search_and_train(recipe, run, clock, fixed)
-    except InterruptedRun as stopped:  # of a training inside this one: this one is to be resumed
-        raise InterruptedRun(run, None, stopped.exit_code - 128) from None
-    finally:
-        clock.save()
+    with Interruption() as interruption, interruption.at_once():
+        try:
+            return _search_and_train(recipe, run, clock, fixed, refitted)
+        except InterruptedRun as stopped:  # of a training inside this one: this one is to be resumed
+            raise InterruptedRun(run, None, stopped.exit_code - 128) from None
+        except KeyboardInterrupt:
+            if not interruption.signal:
+                raise
+            raise InterruptedRun(run, None, interruption.signal) from None
+        finally:
+            clock.save()
 
 
-def _search_and_train(recipe: Recipe, run: Path, clock: Clock, fixed: frozenset[str]) -> Outcome:
+def _search_and_train(
+    recipe: Recipe, run: Path, clock: Clock, fixed: frozenset[str], refitted: bool
+) -> Outcome:
     search = _Search.open(recipe, run, clock, fixed)
     recipe, prelude = search.tune(search.compare_trials())
     clock.save()
     end = clock.ending(search.at_the_end + search.refit_seconds)
     outcome = train(recipe, run, deadline=end, prelude=prelude)
     clock.save()
+    if not refitted:
+        return outcome
     if clock.left() > 0:
         refit(run, clock.ending(0.0), search.seconds_after_tuning)
     else:
@@ -153,7 +173,7 @@ class _Search:
         """Open the data, compute the features of the backbones that the time allows, and choose one."""
         device = choose_device(recipe.device)
         processes = Processes(0, 1, torch.device(device))
-        frozen = recipe.mode != "full" and recipe.model.pretrained and recipe.model.backbone != "glyphnet"
+        frozen = recipe.mode != "full" and recipe.model.pretrained and has_weights(recipe.model.backbone)
         recipe = replace(recipe, mode="head" if frozen else "full")
         tables = open_parts(recipe)
         if not len(tables["validation"]) or recipe.evaluation.choose_on == "test":
@@ -346,7 +366,7 @@ class _Search:
                 return cost.fitting(self.clock.ending(self.at_the_end + heads) - time.monotonic())
 
             if fitting() >= STEPS_FOR_VIEWS and not {"data.colour", "data.erase"} & self.fixed:
-                full = self._with_better_views(full, STEPS_FOR_VIEWS // 6)
+                full = self._with_better_views(full, STEPS_FOR_VIEWS // 9)
             cost.steps = fitting()
             if cost.steps < FEWEST_STEPS:
                 return None

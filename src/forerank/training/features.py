@@ -76,10 +76,9 @@ def feature_encoder(model: EmbeddingModel, precision: str, device: torch.device)
     return encode
 
 
-def features_engine(model: EmbeddingModel, precision: str, device: torch.device) -> str:
+def features_engine(precision: str, device: torch.device) -> str:
     """The engine that `feature_encoder` takes."""
-    parameters = sum(p.numel() for p in model.parameters())
-    return choose_engine("auto", device.type, parameters) if precision == "fp32" else "torch"
+    return choose_engine("auto", device.type) if precision == "fp32" else "torch"
 
 
 def part_features(
@@ -99,7 +98,7 @@ def part_features(
 
 def features_file(model: EmbeddingModel, recipe: Recipe, table: Table, device: torch.device) -> Path:
     """Where the features of a table by one network are kept."""
-    folder = features_folder(model, features_engine(model, recipe.precision, device), recipe.precision)
+    folder = features_folder(model, features_engine(recipe.precision, device), recipe.precision)
     return folder / f"{features_key(model, recipe.precision, table)}.safetensors"
 
 

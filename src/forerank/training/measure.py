@@ -1,6 +1,6 @@
 """Embed a part of the data, sharded over the processes, and measure retrieval on it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,22 +47,13 @@ def embed(
     """Embed every row once, each process its share; all processes receive all rows."""
     rows = list(shard(len(part.table), processes))
 
-    def read(row: int) -> np.ndarray | None:
-        item = part.data[row]  # None: an image that cannot be read and is left out
-        return None if item is None else item[0].numpy()
-
     def network(views: np.ndarray) -> np.ndarray:
         with torch.inference_mode():
             return encode(torch.from_numpy(views).to(processes.device)).float().cpu().numpy()
 
     vectors: np.ndarray | None = None
-    # What is in memory already is read by one thread: two would only wait for each other.
-    from_files = isinstance(part.data, ImageDataset) and part.data.preprocessing.resize > SMALL_IMAGES
-    batches = compute_vectors(
-        read, rows, network, batch_size=recipe.evaluation.embed_batch, workers=None if from_files else 1
-    )
     with optional_bar(title, part, len(rows), processes) as advance:
-        for positions, embedded, taken in batches:
+        for positions, embedded, taken in _embedded_batches(part.data, rows, network, recipe):
             if vectors is None:
                 # Rows that cannot be read stay NaN and are dropped below, whichever process met them.
                 vectors = np.full((len(rows), embedded.shape[1]), np.nan, dtype=np.float32)
@@ -75,6 +66,27 @@ def embed(
     if readable.all():
         return Embedded(everything, part.table)
     return Embedded(everything[readable], part.table.where(readable))
+
+
+def _embedded_batches(
+    data: Dataset[Any], rows: Sequence[int], network: Callable[[np.ndarray], np.ndarray], recipe: Recipe
+) -> Iterator[tuple[list[int], np.ndarray, int]]:
+    """As `compute_vectors`; what lies in memory as one array is taken from it batch by batch."""
+    size = recipe.evaluation.embed_batch
+    if isinstance(data, FeatureRows) or (isinstance(data, ImageDataset) and data.gives_joined_batches):
+        for start in range(0, len(rows), size):
+            taken = rows[start : start + size]
+            views, _, _ = collate(data.__getitems__(taken))
+            yield list(range(start, start + len(taken))), network(views.numpy()), len(taken)
+        return
+
+    def read(row: int) -> np.ndarray | None:
+        item = data[row]  # None: an image that cannot be read and is left out
+        return None if item is None else item[0].numpy()
+
+    # Small pictures that were kept are read by one thread: two would only wait for each other.
+    from_files = isinstance(data, ImageDataset) and data.preprocessing.resize > SMALL_IMAGES
+    yield from compute_vectors(read, rows, network, batch_size=size, workers=None if from_files else 1)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from forerank.errors import ForerankError
 from forerank.metrics import Evaluation
 from forerank.metrics.registry import figures_line, is_better, shown, title
 from forerank.models import EmbeddingModel, load_model, save_model
+from forerank.models.backbones import has_weights
 from forerank.models.storage import REFIT
 from forerank.report import CheckpointChoice, write_report
 from forerank.report.plain_words import plain_sentence, plain_warnings
@@ -74,7 +75,7 @@ def before_name(recipe: Recipe) -> str:
     """What the model is called before training."""
     if starts_from_saved(recipe):
         return "given"
-    return "zero-shot" if recipe.model.pretrained and recipe.model.backbone != "glyphnet" else "untrained"
+    return "zero-shot" if recipe.model.pretrained and has_weights(recipe.model.backbone) else "untrained"
 
 
 def after_name(kept: str | None) -> str:
@@ -281,8 +282,8 @@ def _measure_chosen(
             gains = state["best"] - before["plain"], after[figure] - first[figure]
             which.append(luck_sentence(prelude.trials, figure, *gains))
         which.append(
-            f"all these numbers belong to the model in {run / BEST}; --refit puts one that learned from all "
-            f"classes into {run / REFIT}, which has no number of its own"
+            f"all these numbers belong to the model in {run / BEST}; the one that a refit puts into "
+            f"{run / REFIT} learns from all classes and has no number of its own"
         )
     words: dict[str, Any] = {
         "sentence": plain_sentence(first, after, changed=kept is None or kept != first_name),
@@ -295,6 +296,7 @@ def _measure_chosen(
             run / "report.html",
             title=f"{recipe.name}: {recipe.loss.name} on {a.test.table.name}",
             sentence=words["sentence"],
+            catalogue=None if catalogue is None else catalogue["recall@1"],
             evaluations={**before["test"], after_name(kept): after},
             table=embedded.table,
             embeddings=embedded.vectors,

@@ -11,9 +11,9 @@ import torch
 from forerank.data import Table, hold_out, merge_classes, noisy_labels, open_table
 from forerank.data.registry import DATA_SETS
 from forerank.errors import InputError
-from forerank.machine import choose_device
+from forerank.machine import check_bf16, choose_device
 from forerank.metrics.registry import find_metric
-from forerank.models.backbones import is_name, split_names, with_absolute_file
+from forerank.models.backbones import has_weights, is_name, split_names, with_absolute_file
 from forerank.models.storage import saved_folder, saved_spec
 from forerank.training.optimise import peak_rate
 from forerank.training.recipe import OWN_LOSS, Recipe
@@ -142,7 +142,7 @@ def complete_recipe(recipe: Recipe, train: Table, processes: int, device: str) -
             f"{what} freeze_batch_norm=true: batch statistics of a part are not those of the batch"
         )
     _check_rates(recipe)
-    pretrained = recipe.model.pretrained and recipe.model.backbone != "glyphnet"
+    pretrained = recipe.model.pretrained and has_weights(recipe.model.backbone)
     kind = torch.device(device).type
     complete = dataclasses.replace(
         recipe,
@@ -247,6 +247,8 @@ def _check_rates(recipe: Recipe) -> None:
         raise InputError("optimiser.head_warmup, schedule.warmup_steps and schedule.stop must be 0 or more")
     if recipe.precision == "fp16" and choose_device(recipe.device) == "cpu":
         raise InputError("precision fp16 needs a GPU: on a CPU give precision=bf16 or fp32")
+    if recipe.precision == "bf16":
+        check_bf16(choose_device(recipe.device))
     if recipe.mode == "head" and recipe.model.embedding_dim is None:
         raise InputError("mode=head needs model.embedding_dim: without a head there is nothing to train")
 

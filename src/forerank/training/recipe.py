@@ -354,6 +354,8 @@ def load_recipe(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
     picked = [text for text in chosen if text.startswith(("variant=", "quality="))]
     for text in picked:
         variant = text.partition("=")[2]
+        if not variants:
+            raise InputError(f"{where} has no variants: leave {text} out")
         check_name(f"variant of {where}", variant, variants)
         recipe = recipe_from_dict(
             {**variants[variant], "variant": variant}, f"{where}, variant {variant}", recipe

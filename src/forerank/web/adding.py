@@ -12,6 +12,7 @@ from forerank.errors import InputError
 from forerank.search.add import NewImage, place_of
 from forerank.search.engine import Filter
 from forerank.search.index import Index
+from forerank.search.model import refuse_other_engine
 from forerank.web.answers import RowAnswer
 from forerank.web.examples import ExampleVectors
 from forerank.web.resources import Resources
@@ -52,6 +53,8 @@ def add_adding_route(
         if taken or "" in columns:
             raise InputError(f"a column cannot be named {min(taken, default='')!r}: choose another name.")
         vector = vectors.embed(form.picture)  # first: only what can be decoded is looked at here
+        network = index.retriever.network  # what has just computed the vector
+        refuse_other_engine(index.engine.address, index.meta["model"], network.engine, network.precision)
         with Image.open(io.BytesIO(form.picture)) as opened:
             kind = str(opened.format)
         columns = {name: value for name, value in columns.items() if value}
