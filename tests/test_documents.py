@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from forerank.paper.claims import write_claims
+from forerank.paper.pipeline import open_study
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -39,3 +42,22 @@ def test_the_table_of_trained_models_is_the_one_of_its_measurements(monkeypatch:
     quality = importlib.import_module("quality")
     page = quality.PAGE.read_text(encoding="utf-8")
     assert quality.page_with_tables(page) == page, "run: python benchmarks/quality.py page"
+
+
+@pytest.mark.parametrize(("on", "page"), [("cub", "claims-cub.md"), ("glyphs", "claims.md")])
+def test_the_claims_page_is_the_one_of_its_measurements(on: str, page: str, tmp_path: Path) -> None:
+    study = open_study([], on=on, out=tmp_path, kept=ROOT / f"docs/measurements/paper/claims-{on}.json")
+    write_claims(study)
+    written, kept = (tmp_path / "claims.md").read_text(), (ROOT / "docs" / page).read_text()
+    assert written == kept, f"run: forerank paper claims --on {on} --kept ... --to docs/{page}"
+
+
+def test_the_verdicts_beside_the_first_ones_are_those_of_the_pages() -> None:
+    row = re.compile(r"^\| (.+?) \| .+? \| ([a-z ]+) \|", re.MULTILINE)
+    pages = [dict(row.findall((ROOT / "docs" / page).read_text())) for page in ("claims.md", "claims-cub.md")]
+    table = (ROOT / "docs" / "paper.md").read_text().partition("### Against the first measurement")[2]
+    table = table.partition("\n## ")[0].partition("|---|")[2]
+    rows = re.findall(r"^\| (.+?) \| [^|]+ \| ([a-z ]+) \| ([a-z ]+) \| [^|]+ \|$", table, re.MULTILINE)
+    assert len(rows) > 25
+    for claim, *shown in rows:
+        assert shown == [page.get(claim, "not asked") for page in pages], claim

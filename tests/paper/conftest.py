@@ -58,6 +58,7 @@ def write_results() -> Callable[..., None]:
                 else {"metrics": {}, "seconds": 1.0, "broke": broke, "validation": 0.5}
             )
             kept["metrics"][metric] = value
+            kept["broke"] |= broke
             path.write_text(json.dumps(kept))
 
     return write

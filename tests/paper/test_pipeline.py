@@ -156,6 +156,15 @@ def test_dry_run_looks_for_every_image(tmp_path: Path, few_glyphs: tuple[str, ..
     assert "image files are missing, the first" in text
 
 
+def test_dry_run_says_what_training_would_refuse(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
+    study = open_study(["toy"], seeds=1, out=tmp_path / "out", values=(*few_glyphs, "batch.batch_size=64"))
+    merged = runs_needed(["robustness-sop"], study)
+    text, ready = describe_plan(study, merged)
+    assert not ready
+    assert text.count("a batch of 16 classes needs as many training classes") == 1
+    assert describe_plan(study, [run for run in merged if not run.recipe.data.merge_classes])[1]
+
+
 def test_dry_run_looks_for_the_weights(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:
     lost = (*few_glyphs, f"model.backbone=efficientnet-lite0@{tmp_path / 'no.pth'}", "model.pretrained=true")
     study = open_study(["toy"], seeds=1, out=tmp_path / "out", values=lost)

@@ -1,6 +1,9 @@
 """One run's misfortune is its own: the rest of the plan is trained."""
 
 import importlib
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,3 +50,31 @@ def test_a_worker_that_dies_takes_only_its_run_along(
     assert len(ended) == 10
     assert {title for title, problem in ended.items() if problem} == {"Ds, seed 0", "Ds, seed 1"}
     assert "was killed" in ended["Ds, seed 0"]
+
+
+@pytest.mark.parametrize("job", ["time.sleep, 600", "save_when_asked"])
+def test_a_worker_ends_when_its_parent_is_killed(job: str, tmp_path: Path) -> None:
+    """Also one that is inside a run, which answers the signal by saving itself."""
+    script = tmp_path / "study.py"
+    script.write_text(f"""
+import os, pathlib, signal, time
+from forerank.paper.runs import _start_worker
+from forerank.training.interruption import Interruption
+def save_when_asked():
+    with Interruption() as interruption:
+        while not interruption.signal:
+            time.sleep(0.1)
+        pathlib.Path({str(tmp_path / "saved")!r}).touch()
+if __name__ == "__main__":
+    worker = _start_worker(1)
+    print(worker.submit(os.getpid).result(), flush=True)
+    worker.submit({job})
+    time.sleep(600)
+""")
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline().strip().isdigit()
+    time.sleep(1)  # the job has begun
+    parent.kill()
+    parent.communicate(timeout=60)  # ends when no process is left that could write
+    assert (tmp_path / "saved").exists() == (job == "save_when_asked")

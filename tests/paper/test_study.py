@@ -176,3 +176,10 @@ def test_data_is_used_or_refused(tmp_path: Path) -> None:
     assert open_study(all_names(), on="cub", data=[sop, cub]).on == "cub"
     with pytest.raises(InputError, match="sop would not be used"):
         open_study(["sweep-b"], on="glyphs", data=[sop])
+
+
+def test_merged_classes_of_birds_fill_a_batch() -> None:
+    recipe = Study(on="cub").recipe(Condition("Dq", merged=3), 0)
+    training_classes = 100 - round(100 * recipe.data.validation)
+    assert recipe.batch.batch_size == training_classes // 3 * recipe.batch.images_per_class
+    assert Study(on="glyphs").recipe(Condition("Dq", merged=3), 0).batch.batch_size == 112

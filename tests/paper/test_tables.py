@@ -8,8 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from forerank.errors import InputError
 from forerank.paper import sweeps, tables
+from forerank.paper.pipeline import open_study
+from forerank.paper.render import render
 from forerank.paper.study import RESULT, Condition, Study
 
 
@@ -67,7 +71,7 @@ def test_paper_batches_and_best_b() -> None:
         study = Study(name)
         assert study.recipe(tables.rows(table, study)["Ib"], 0).loss.options["b"] == b
         noisy = [c for c in tables.conditions("label-noise", study) if c.method == "Ib"]
-        assert [study.recipe(c, 0).loss.options["b"] for c in noisy] == [b] * 4
+        assert [study.recipe(c, 0).loss.options["b"] for c in noisy] == [b] * len(tables.NOISE_RATES)
 
 
 def test_noise_table_and_merging(invented: Study, write_results: Callable[..., None]) -> None:
@@ -111,3 +115,22 @@ def test_runs_that_learned_nothing_are_named(invented: Study, write_results: Cal
         path.write_text(json.dumps({**json.loads(path.read_text()), "learned": False}))
     assert invented.unlearned(Condition("Dq")) == 2
     assert any("Dq (2)" in note for note in tables.build_table("variants-sop", invented).notes)
+
+
+def test_a_sweep_shows_another_data_set_beside(tmp_path: Path, write_results: Callable[..., None]) -> None:
+    sweep = sweeps.SWEEPS["sweep-b"]
+    for on, level in (("glyphs", 0.7), ("cub", 0.6)):
+        one = open_study([], on=on, seeds=3, out=tmp_path / on)
+        for value in sweep.values:
+            write_results(one, sweep.condition(value), "recall@1", [level, level + 0.01, level + 0.02])
+    alone = render("sweep-b", open_study([], on="glyphs", seeds=3, out=tmp_path / "glyphs"))
+    with Image.open(alone.figure) as figure:
+        width = figure.width
+    both = open_study([], on="glyphs", seeds=3, out=tmp_path / "glyphs", beside=["cub"])
+    product = render("sweep-b", both)
+    assert ["71." in table.to_markdown() for table in product.tables] == [True, False]
+    assert ["61." in table.to_markdown() for table in product.tables] == [False, True]
+    with Image.open(product.figure) as figure:
+        assert figure.width > 1.5 * width
+    with pytest.raises(InputError, match="there is no study in"):
+        open_study([], on="glyphs", out=tmp_path / "glyphs", beside=["cars"])

@@ -12,6 +12,9 @@ seeds and, for recall, over test classes. All p-values on a page are corrected t
 - not run yet: a run that some comparison needs is missing, whatever the others say;
 - cannot be tested here: what it needs is not on this machine.
 
+A loss that learned nothing in most of its runs is never called equal, nor better or worse by so many points:
+its numbers are those of the untrained network.
+
 A claim that needs only one of its comparisons is judged by the same corrected p-values.
 """
 
@@ -19,7 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -41,7 +44,6 @@ from forerank.training.recipe import recipe_text
 
 HOLDS, FAILS, SAME, OPEN = "holds", "does not hold", "no difference", "undecided here"
 ABSENT, PENDING = "cannot be tested here", "not run yet"
-LEAST_SEEDS = 3  # fewer decide nothing, unless fewer were asked for
 # What this room measures itself; all other metrics are named by their registry.
 OWN_METRICS = {"centres_kept": "centres kept", "correlation": "rank correlation"}
 ABOVE, BELOW = (0.0, math.inf), (-math.inf, 0.0)
@@ -138,19 +140,28 @@ def judge(comparisons: Sequence[Comparison], needs: Literal["all", "any"] = "all
     return OPEN if "unclear" in answers else HOLDS
 
 
+def all_results(study: Study, condition: Condition) -> dict[int, dict[str, Any]]:
+    """Seed -> what its run measured; `NotRunError` as long as a seed is missing."""
+    results, planned = study.results(condition), len(study.seeds_of(condition))
+    if len(results) < planned:
+        raise NotRunError(f"{condition} ({len(results)} of {planned} seeds)")
+    return results
+
+
 def contrast(
     study: Study, terms: Sequence[tuple[float, Condition]], metric: str
 ) -> tuple[Difference, Difference | None]:
     """A weighted sum of conditions in a metric: its error over paired seeds, and over test classes for R@1.
 
     Raises:
-        NotRunError: a condition has fewer than three of its seeds (or fewer than were asked for).
+        NotRunError: a condition lacks one of its seeds: a verdict on the first few would be a peek.
     """
+    for _, condition in terms:
+        all_results(study, condition)
     values = {condition: study.by_seed(condition, metric) for _, condition in terms}
     for condition, by_seed in values.items():
-        planned = len(study.seeds_of(condition))
-        if len(by_seed) < min(LEAST_SEEDS, planned):
-            raise NotRunError(f"{condition} ({metric} of {len(by_seed)} of {planned} seeds)")
+        if not by_seed:
+            raise NotRunError(f"{condition} ({metric} of its runs)")
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in values.values())))
     if not seeds:
         raise NotRunError(f"{terms[0][1]} and {terms[-1][1]} with the same seed")
@@ -197,12 +208,18 @@ def compare_conditions(
     effect = f", effect size {over_seeds.effect:.2f}" if over_seeds.count > 1 else ""
     idle = sum(study.unlearned(condition) for _, condition in terms)
     warning = f" ({idle} of these runs learned nothing)" if idle else ""
+    # A loss that returns the untrained network may be shown to be worse, but not to be equally good or better
+    # by so many points: that would be said of the untrained network.
+    untrained = any(2 * study.unlearned(c) > len(study.results(c)) for _, c in terms)
+    undecidable = untrained and not directed
     numbers = f"{over_seeds} over {over_seeds.count} seeds{effect}{by_class}{warning}"
+    supports = max(max(d.p_above(low), d.p_below(high)) for d in sources)
+    same = max(difference.p_within(margin) for difference in sources) if directed else 1.0
     return Comparison(
         f"{_title(metric)}, {text}{wanted}: {numbers}",
-        supports=max(max(d.p_above(low), d.p_below(high)) for d in sources),
-        contradicts=min(above, below),
-        same=max(difference.p_within(margin) for difference in sources) if directed else 1.0,
+        supports=1.0 if undecidable else supports,
+        contradicts=1.0 if undecidable else min(above, below),
+        same=1.0 if untrained else same,
         seeds=over_seeds.count,
     )
 
@@ -285,8 +302,13 @@ def rule(study: Study, judged: Sequence[Verdict]) -> str:
         f"({margins}; points for percentages). Each answer needs p < {LEVEL:g} (one-sided tests, doubled; "
         "two of them for *no difference*) over paired seeds (Student's t) and, for R@1, over test classes, "
         f"after Holm's correction over all {count} comparisons on this page, for each of the three answers "
-        "by itself. Otherwise it is *undecided here*. Intervals are 95%, uncorrected. Effect sizes are "
-        "Cohen's d of paired seeds. A verdict on a stand-in says nothing about the paper's own data."
+        "by itself. Otherwise it is *undecided here*. A loss that learned nothing in most of its runs is "
+        "never called equal, nor better or worse by so many points: its numbers are those of the untrained "
+        "network. If one of several comparisons shows no difference, the whole claim is called so. The tests "
+        "over seeds and over classes are two tests, and none of new seeds and new classes together. "
+        "Comparisons of three seeds are almost never decided after the correction. Intervals are 95%, "
+        "uncorrected. Effect sizes are Cohen's d of paired seeds. A verdict on a stand-in says nothing about "
+        "the paper's own data."
     )
 
 

@@ -149,8 +149,10 @@ def describe_plan(
     needed = need.bytes_needed(largest, processes)
     together = needed * (processes if need.device == "cpu" else 1) * jobs
     fits = together <= 0.8 * need.available_bytes
+    refused = _refused(left, processes) if need.ready else []
     lines = [
         f"data      {need.data}",
+        *refused,
         f"weights   {need.weights}",
         f"runs      {len(plan)}, of which {len(done)} are there and {len(left)} to do",
         *_tuning(study, methods),
@@ -177,7 +179,24 @@ def describe_plan(
         "one of them by hand, over several processes (the settings above in the file):",
         f"  {by_hand}",
     ]
-    return "\n".join(lines), need.ready and fits
+    return "\n".join(lines), need.ready and fits and not refused
+
+
+def _refused(left: Sequence[Run], processes: int) -> list[str]:
+    """A line for each kind of run that training would refuse, such as one with larger batches than classes.
+
+    One seed of each kind is looked at: the others differ in which classes they draw.
+    """
+    from forerank.training.prepare import complete_recipe, open_parts
+
+    kinds = {(r.batch, r.data.merge_classes): r for r in (run.recipe for run in reversed(left))}
+    lines = []
+    for recipe in kinds.values():
+        try:
+            complete_recipe(recipe, open_parts(recipe)["train"], processes, choose_device())
+        except ForerankError as error:
+            lines.append(f"          {error}")
+    return lines
 
 
 def _tuning(study: Study, methods: Sequence[str]) -> list[str]:
@@ -186,9 +205,9 @@ def _tuning(study: Study, methods: Sequence[str]) -> list[str]:
     if not open_methods or not can_tune(study):
         return []
     count = sum(len(study.setting.rates) + len(METHODS[method].candidates) for method in open_methods)
+    shorter = f", shorter ones ({', '.join(study.setting.tuning)})" if study.setting.tuning else ""
     return [
-        f"choosing  {count} runs or more come first, shorter ones ({', '.join(study.setting.tuning)}), which "
-        "choose "
+        f"choosing  {count} runs or more come first{shorter}, which choose "
         f"the learning rates of {len(open_methods)} methods on the validation classes (--no-tune leaves them "
         "out)"
     ]

@@ -61,7 +61,7 @@ _ALL = (
     Experiment(
         "label-noise",
         "table",
-        "Wrong training labels: 0, 10, 20, 40%",
+        "Wrong training labels: 0, 20, 40%",
         "argued, not run",
         "sop",
         lambda study: tables.conditions("label-noise", study),

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -180,9 +181,22 @@ def _train_in_worker(run: Run) -> str:
         return _train(run)
 
 
+def _end_with_parent() -> None:
+    """Wait for the parent's end, however it was killed, and ask this process to save its run and stop."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    while signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:  # a run is saving itself
+        time.sleep(0.2)
+    os._exit(128 + signal.SIGTERM)  # otherwise it would wait for work that nobody sends
+
+
 def _use_threads(count: int) -> None:
     """Prepare a worker. Between runs the parent answers Ctrl-C; inside a run the loop does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
     from forerank.models import keep_freed_memory

@@ -13,7 +13,7 @@ from forerank.paper.published import PublishedTable, published_table
 from forerank.paper.study import REDUNDANT, Condition, Study
 from forerank.report.tables import Cell, ResultTable
 
-NOISE_RATES = (0.0, 0.1, 0.2, 0.4)
+NOISE_RATES = (0.0, 0.2, 0.4)
 ROBUST = ("Smooth-AP", *VARIANTS)
 CENTRAL = ("O", "Ib", "Ds", "Dq", "Smooth-AP")  # also trained with all weights where a head stands in
 # The data set that each table uses in the paper; any other one stands in for it.
@@ -233,6 +233,8 @@ def notes(name: str, study: Study, published: PublishedTable) -> list[str]:
     sentences += [f"{', '.join(dict.fromkeys(methods))}: {note}." for note, methods in remarks.items()]
     if "Dq, batch 384" in rows(name, study) and study.setting.compared < 384:
         sentences.append(f"On {study.on} the row of batch 384 is trained with {study.setting.compared}.")
+    if name.startswith("robustness") and study.setting.merged:
+        sentences.append(f"Merged classes are trained with batches of {study.setting.merged}: few are left.")
     sentences += unlearned(study, rows(name, study))
     if name.startswith("robustness"):
         sentences.append(

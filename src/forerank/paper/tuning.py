@@ -3,8 +3,9 @@
 The procedure is one for all methods, ours and others: from the same list of learning rates the one with the
 best validation figure; if the best is the first or the last of the list, the list is continued in that
 direction. Then, at that rate, the same for the method's second value where it has one (b of PNP-Ib, the rate
-of proxies). The test classes are never looked at. The runs that choose have a seed of their own and are
-shorter than the runs that measure; like all runs they are kept, so that choosing can be interrupted.
+of proxies). The test classes are never looked at. The runs that choose have a seed of their own, and where
+the setting says so they are shorter than those that measure; like all runs they are kept, so that choosing
+can be interrupted.
 """
 
 import json
@@ -171,6 +172,8 @@ def choices_table(study: Study) -> ResultTable | None:
     if not choices:
         return None
     figure = study.recipe(Condition(), 0).evaluation.choose_by
+    shorter = ", ".join(study.setting.tuning)
+    length = f"shorter than the measured runs ({shorter})" if shorter else "as long as the measured runs"
     rows: list[list[Cell]] = [
         [method, _shown(c.values), "; ".join(f"{values}: {score:.2f}" for values, score in c.tried)]
         for method, c in choices.items()
@@ -184,8 +187,7 @@ def choices_table(study: Study) -> ResultTable | None:
             f"{', '.join(f'{r:g}' for r in study.setting.rates)}, "
             "in proportion where a method brings its own rate, continued where the best is at an end of the "
             "list; then b or the proxies' rate at that rate. "
-            f"One run each with seed {SEED}, which no measured run has; shorter than the measured runs "
-            f"({', '.join(study.setting.tuning)})."
+            f"One run each with seed {SEED}, which no measured run has; {length}."
         ],
     )  # fmt: skip
 
