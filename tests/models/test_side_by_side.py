@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fastapi.testclient import TestClient
 from PIL import Image
 
 from forerank.cli import run
@@ -14,6 +15,8 @@ from forerank.data.preprocessing import SeveralViews
 from forerank.errors import InputError
 from forerank.models import Retriever, create_model, export_onnx, load_model, save_model
 from forerank.models.backbones import is_name, split_names
+from forerank.search import Index
+from forerank.web.app import create_app
 
 BOTH = "efficientnet-lite0@64px+efficientnet-lite2@96px"
 
@@ -96,7 +99,7 @@ def test_onnx_takes_one_input_for_each(tmp_path: Path) -> None:
     np.testing.assert_allclose(vectors, model(images).detach().numpy(), atol=1e-5)
 
 
-def test_a_head_is_trained_evaluated_indexed_and_searched(
+def test_a_head_is_trained_evaluated_embedded_indexed_searched_and_served(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORERANK_CACHE", str(tmp_path / "cache"))
@@ -117,6 +120,16 @@ def test_a_head_is_trained_evaluated_indexed_and_searched(
     capsys.readouterr()
     assert run(["search", "i.index", "images/class3/1.png", "-k", "1"]) == 0
     assert "class3/1.png" in capsys.readouterr().out
+    assert run(["embed", "run", "images", "-o", "vectors.npy"]) == 0
+    vectors = dict(zip(Path("vectors.txt").read_text().split(), np.load("vectors.npy"), strict=True))
+    index = Index.open("i.index")
+    for row in index.engine.all_rows():
+        (embedded,) = (v for path, v in vectors.items() if path.endswith(row.path))
+        np.testing.assert_allclose(embedded, index.engine.vectors([row.id])[0], atol=1e-5)
+    with TestClient(create_app(index), base_url="http://127.0.0.1") as client:
+        found = client.post("/api/search?k=1", content=Path("images/class3/1.png").read_bytes()).json()
+    assert [hit["path"] for hit in found["hits"]] == ["class3/1.png"]
+    assert found["hits"][0]["similarity"] > 0.9999
     model = load_model("run")
     assert model.feature_dim == 2560
     image = evaluation_view(Image.open("images/class3/1.png"), model.preprocessing)
