@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from forerank import __version__
@@ -140,6 +141,7 @@ def cpu_has_bf16() -> bool:
 # The setting of oneDNN, the library under torch and OpenVINO, that leaves AMX out.
 WITHOUT_AMX = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 _PRODUCT = "import torch; side = torch.ones(32, 64, dtype=torch.bfloat16); torch.mm(side, side.T)"
+_PROCESSOR = Path("/proc/cpuinfo")
 
 
 @cache
@@ -147,23 +149,33 @@ def bf16_fault() -> str | None:
     """Why this processor cannot compute bfloat16 products; None if it can, be it slowly.
 
     Virtual machines were seen that announce AMX, Intel's instructions for such products, and end a process
-    that uses them. So where AMX is announced, a process of its own tries a product first.
+    that uses them. So where AMX is announced (on Linux, which alone tells), a process of its own tries a
+    product first.
     """
-    import torch
-
-    announced = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    if announced is None or not announced():
+    try:
+        if "amx_bf16" not in _PROCESSOR.read_text(encoding="utf-8", errors="replace"):
+            return None
+    except OSError:
         return None
-    if subprocess.run([sys.executable, "-c", _PRODUCT], capture_output=True, check=False).returncode == 0:
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", _PRODUCT], capture_output=True, check=False, timeout=120
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it cannot be tried whether the bf16 instructions (AMX) of this processor work ({error})"
+    if tried.returncode == 0:
         return None
-    return "this processor announces instructions for bf16 (AMX) that end the process when they are used"
+    if tried.returncode < 0:  # a signal ended it
+        return "this processor announces instructions for bf16 (AMX) that end the process when they are used"
+    said = (tried.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+    return f"the trial of the bf16 instructions (AMX) of this processor failed ({said})"
 
 
 def check_bf16(device: str) -> None:
     """Raise where the user asked for bfloat16 and a product in it would end the process."""
     fault = bf16_fault() if device.partition(":")[0] == "cpu" else None
     if fault is not None:
-        instead = f"use fp32, or set {'='.join(WITHOUT_AMX)} in the environment before you start"
+        instead = f"set {'='.join(WITHOUT_AMX)} in the environment before you start, or use fp32"
         raise InputError(f"{fault}: {instead}")
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+from forerank import machine
 from forerank.errors import ForerankError, InputError
 from forerank.models import Retriever, create_model, inference, save_model
-from forerank.models.inference import choose_engine, open_network
+from forerank.models.inference import cached_network, choose_engine, open_network
 from forerank.search import Index, build_index
 
 openvino = pytest.importorskip("openvino")
@@ -167,4 +169,34 @@ def test_old_networks_give_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     model = create_model("glyphnet", embedding_dim=4).eval()
     for key in ("a", "b", "c"):
         open_network(model, (1, 32, 32), key, engine="openvino")
-    assert len(list((tmp_path / "cache" / "networks").iterdir())) == 2
+        os.utime(tmp_path / "cache" / "networks" / key, (ord(key), ord(key)))
+    assert {place.name for place in (tmp_path / "cache" / "networks").iterdir()} == {"b", "c"}
+
+
+def test_a_network_that_was_checked_elsewhere_is_checked_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = create_model("glyphnet", embedding_dim=4).eval()
+    open_network(model, (1, 32, 32), "k", engine="openvino")
+    assert cached_network("k") is not None
+    monkeypatch.setattr(openvino, "__version__", "another")
+    assert cached_network("k") is None
+    capsys.readouterr()
+    open_network(model, (1, 32, 32), "k", engine="openvino")
+    assert "inference by openvino fp32, differs from torch by" in capsys.readouterr().err
+    assert cached_network("k") is not None
+
+
+def test_a_cached_network_in_bf16_is_not_used_where_bf16_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        pytest.skip("openvino computes no bf16 on this processor, so there is no such network")
+    model = create_model("glyphnet", embedding_dim=4).eval()
+    open_network(model, (1, 32, 32), "k", engine="openvino", precision="bf16")
+    assert cached_network("k", "bf16") is not None
+    monkeypatch.setattr(machine, "bf16_fault", lambda: "it ends the process")
+    with pytest.raises(InputError, match="it ends the process: set ONEDNN_MAX_CPU_ISA"):
+        open_network(model, (1, 32, 32), "k", engine="openvino", precision="bf16")
+    with pytest.raises(InputError, match="it ends the process: set ONEDNN_MAX_CPU_ISA"):
+        cached_network("k", "bf16")

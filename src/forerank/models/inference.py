@@ -130,7 +130,7 @@ def _openvino(module: "nn.Module", shape: tuple[int, ...], key: str, precision: 
         return known
     folder = _folder(key)
     if (folder / f"{precision}.json").is_file() or not (folder / "network.xml").is_file():
-        shutil.rmtree(folder, ignore_errors=True)  # it worked once or was never whole: it is damaged
+        shutil.rmtree(folder, ignore_errors=True)  # damaged, never whole, or checked elsewhere
         say("converting the network for openvino (once; kept in the cache)")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(folder) as fresh:
@@ -149,7 +149,8 @@ def _openvino(module: "nn.Module", shape: tuple[int, ...], key: str, precision: 
         raise ForerankError(
             f"it differs from torch by {difference:.1e}, more than {TOLERANCE[precision]:.0e}"
         )
-    write_atomically(folder / f"{precision}.json", json.dumps({"difference": difference}))
+    checked = {"difference": difference, "where": _where()}
+    write_atomically(folder / f"{precision}.json", json.dumps(checked))
     network = Network("openvino", precision, compute, difference)
     say(f"inference by {network}")
     return network
@@ -164,13 +165,24 @@ ENGINES: dict[str, Callable[["nn.Module", tuple[int, ...], str, str, str], Netwo
 
 def cached_network(key: str, precision: str = "fp32") -> Network | None:
     """The converted and checked network of a key, without loading torch; None if there is none here."""
+    if precision == "bf16":
+        check_bf16("cpu")
     folder = _folder(key)
     try:
-        difference = float(json.loads((folder / f"{precision}.json").read_text())["difference"])
+        checked = json.loads((folder / f"{precision}.json").read_text())
+        if checked["where"] != _where():
+            return None
+        difference = float(checked["difference"])
         compute = _compile(folder, precision)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError):
+    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError):
         return None  # it is converted anew
     return Network("openvino", precision, compute, difference)
+
+
+def _where() -> list[str]:
+    """What a check against torch is valid for: this version of openvino on this kind of processor."""
+    openvino = require("openvino")
+    return [openvino.__version__, openvino.Core().get_property("CPU", "FULL_DEVICE_NAME")]
 
 
 def _folder(key: str) -> Path:
@@ -232,8 +244,10 @@ def _unit(vectors: Array) -> Array:
 
 
 def _forget_old_networks(folder: Path) -> None:
-    networks = sorted(
-        (place for place in folder.iterdir() if place.is_dir()), key=lambda p: p.stat().st_mtime
-    )
-    for place in networks[:-KEPT_NETWORKS]:
+    ages: dict[Path, float] = {}
+    for place in folder.iterdir():
+        with contextlib.suppress(OSError):  # another process has just removed it
+            if place.is_dir():
+                ages[place] = place.stat().st_mtime
+    for place in sorted(ages, key=ages.__getitem__)[:-KEPT_NETWORKS]:
         shutil.rmtree(place, ignore_errors=True)

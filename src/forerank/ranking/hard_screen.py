@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forerank.console import say_if_slow
 from forerank.machine import bf16_fault
 from forerank.ranking.hard_same import TIE
 from forerank.ranking.hard_threads import one_thread_each
@@ -70,8 +71,11 @@ def bfloat16_is_faster(device: torch.device) -> bool:
     """Whether bfloat16 products pay: a processor without the instructions is far slower at them."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())
-    if device.type != "cpu" or bf16_fault() is not None:
+    if device.type != "cpu":
         return False
+    with say_if_slow("trying whether this processor's instructions for bfloat16 work"):
+        if bf16_fault() is not None:
+            return False
     times = _trial("numpy", "torch", "bfloat16")
     return times["bfloat16"] < 0.8 * min(times["numpy"], times["torch"])
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from forerank.console import format_table
 from forerank.losses import PNPLoss, create_loss
 from forerank.losses.registry import loss_names
-from forerank.machine import choose_device, device_faults, versions
+from forerank.machine import bf16_fault, choose_device, device_faults, versions
 from forerank.metrics import evaluate
 from forerank.training.loop import train
 from forerank.training.processes import joined, shard
@@ -193,6 +193,8 @@ def _evaluation(place: torch.device) -> str:
 def _training_step(place: torch.device, precision: str) -> str:
     if place.type == "cpu" and precision == "fp16":
         raise LeftOutError("training in fp16 needs a GPU")
+    if place.type == "cpu" and precision == "bf16" and (fault := bf16_fault()):
+        raise LeftOutError(fault)
     with tempfile.TemporaryDirectory() as folder:
         _draw(Path(folder, "images"))
         expected, _ = _first_loss(Path(folder), "cpu", "fp32")
