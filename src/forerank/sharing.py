@@ -5,7 +5,11 @@ whether that has happened, so that the rest of the code is the same for one proc
 """
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
+
+from forerank.errors import InputError
 
 T = TypeVar("T")
 
@@ -57,3 +61,39 @@ def gather(value: T) -> list[T]:
     values: list[T] | None = [value] * count() if rank() == 0 else None
     dist.gather_object(value, values)
     return values or []
+
+
+@contextmanager
+def first_of_machine_first() -> Iterator[None]:
+    """Let one process of each machine go through a block before the others, which find what it prepared.
+
+    >>> with first_of_machine_first():
+    ...     "a network is converted once, not by all processes at the same time"
+    'a network is converted once, not by all processes at the same time'
+    """
+    first = int(os.environ.get("LOCAL_RANK", rank())) == 0
+    if not first:
+        exchange(None)
+    try:
+        yield
+    finally:  # also after an error, or the others would wait for ever
+        if first:
+            exchange(None)
+
+
+def refuse_differences(computed_with: Mapping[str, object]) -> None:
+    """Raise in every process, with the same sentence, unless all of them compute with the same things.
+
+    What they compute goes into one result, where it can no longer be told apart.
+
+    >>> refuse_differences({"engine": "torch", "precision": "fp32"})
+    """
+    everyone = exchange(dict(computed_with))
+    for process, theirs in enumerate(everyone):
+        different = [name for name, value in everyone[0].items() if theirs[name] != value]
+        if different:
+            said = " and ".join(f"{name} ({everyone[0][name]} and {theirs[name]})" for name in different)
+            raise InputError(
+                f"processes 0 and {process} of this run differ in {said}, and their vectors would be mixed: "
+                "give all processes the same options, and all machines the same model and packages."
+            )

@@ -177,6 +177,32 @@ def test_two_processes_write_what_one_writes(folder: Path, model: Path, tmp_path
         assert (tmp_path / "two.npy").with_suffix(ending).read_bytes() == one
 
 
+# The command itself; the second process computes with torch.
+UNLIKE = """
+import os
+from forerank.cli import main
+from forerank.models import Retriever
+load, engine = Retriever.load, ["openvino", "torch"][int(os.environ["RANK"])]
+Retriever.load = lambda source, **options: load(source, **{**options, "engine": engine})
+main()
+"""
+
+
+def test_processes_with_two_engines_are_refused(folder: Path, model: Path, tmp_path: Path) -> None:
+    """Their vectors differ in the last digits, and in one file nobody could tell them apart."""
+    pytest.importorskip("openvino")
+    (tmp_path / "unlike.py").write_text(UNLIKE)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, str(tmp_path / "unlike.py"), "embed", str(model), str(folder), "--batch-size", "1"]
+    output = tmp_path / "two.npy"
+    refused = subprocess.run([*command, "-o", str(output)], capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    ours = [line for line in refused.stderr.splitlines() if "forerank: processes" in line]
+    assert len(ours) == 1, refused.stderr
+    assert "processes 0 and 1 of this run differ in engine (openvino and torch)" in ours[0]
+    assert not output.exists()
+
+
 def test_a_second_run_into_the_same_file_is_refused(folder: Path, model: Path, tmp_path: Path) -> None:
     """Another process has begun, with another batch size: its parts are not touched."""
     output = tmp_path / "out.npy"

@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from forerank.cli import run
 from forerank.data import BadImageError, Preprocessing, evaluation_view
 from forerank.errors import ForerankError, InputError
+from forerank.files import checksum_metadata
 from forerank.models import Retriever, create_model, export_onnx, save_model
+from forerank.models import retriever as retriever_module
+from forerank.models.feature_cache import features_folder, image_states
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +68,31 @@ def test_a_bad_picture_is_refused_by_name_or_leaves_nan(retriever: Retriever, fi
     assert np.isfinite(np.delete(vectors, 5, 0)).all()
     with pytest.raises(InputError, match="unknown policy"):
         retriever.embed(files, on_bad="ignore")
+
+
+@pytest.mark.parametrize("name", ["glyphnet", "glyphnet+glyphnet@48px"])
+def test_vectors_of_kept_features_come_in_blocks(
+    name: str, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, a block at a time is held."""
+    monkeypatch.setenv("FORERANK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(retriever_module, "KNOWN_AT_ONCE", 3)
+    model = create_model(name, embedding_dim=16)
+    retriever = Retriever(model, device="cpu", engine="torch")
+    for single in model.single_models():
+        views = [evaluation_view(Image.open(file), single.preprocessing) for file in files[1:]]
+        with torch.no_grad():
+            features = single.eval().features(torch.stack(views))
+        kept = {"states": torch.from_numpy(image_states(files[1:])), "features": features}
+        place = features_folder(single, "torch", "fp32")
+        place.mkdir(parents=True)
+        save_file(kept, place / "some.safetensors", checksum_metadata(kept))
+    blocks = list(retriever.known_vectors(files))
+    assert [len(positions) for positions, _ in blocks] == [3, 3, 2]
+    assert sorted(position for positions, _ in blocks for position in positions) == list(range(1, 9))
+    expected = retriever.embed(files)
+    for positions, vectors in blocks:
+        np.testing.assert_allclose(vectors, expected[positions], atol=1e-5)
 
 
 def test_load_from_run_folder_model_folder_and_name(tmp_path: Path, files: list[Path]) -> None:

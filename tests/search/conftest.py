@@ -171,6 +171,30 @@ def _saved_model(folder: Path, seed: int) -> Path:
 
 
 @pytest.fixture
+def keep_features(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path, Path], None]:
+    """Compute the features of a folder's images by a model and keep them in a cache, as a training does."""
+
+    def keep(model: Path, images: Path, cache: Path) -> None:
+        import torch
+
+        from forerank.data import open_table
+        from forerank.models import load_model
+        from forerank.training import load_recipe
+        from forerank.training.features import part_features
+        from forerank.training.measure import image_part
+        from forerank.training.processes import Processes
+
+        loaded, table = load_model(model).eval(), open_table(images)
+        recipe = load_recipe(images, ["backbone=glyphnet", "precision=fp32"])
+        part = image_part(table, loaded.preprocessing, recipe, "some", cache=False)
+        with monkeypatch.context() as there:
+            there.setenv("FORERANK_CACHE", str(cache))
+            part_features(loaded, part, recipe, Processes(0, 1, torch.device("cpu")))
+
+    return keep
+
+
+@pytest.fixture
 def image_folder(tmp_path: Path) -> Path:
     """Twelve small pictures in three class folders."""
     from PIL import Image

@@ -80,6 +80,40 @@ def test_old_files_are_not_read_again_unless_asked(tmp_path, model_folder, image
     assert len(read) == 12
 
 
+def test_with_rehash_no_features_are_taken_that_size_and_time_lead_to(
+    tmp_path, model_folder, image_folder, keep_features, monkeypatch
+):
+    """New bytes of the same size, written into the same file, with the old time."""
+    file = image_folder / "class0/00.png"
+    Image.new("L", (32, 32), 10).save(file, "BMP")
+    cache, stamp = tmp_path / "cache", file.stat()
+    keep_features(model_folder, image_folder, cache)
+    monkeypatch.setenv("FORERANK_CACHE", str(cache))
+    assert build_index(model_folder, image_folder, tmp_path / "trusting").reused == 12
+    pixels = np.random.default_rng(99).integers(0, 256, (32, 32), dtype=np.uint8)
+    with file.open("r+b") as same_file:
+        Image.fromarray(pixels).save(same_file, "BMP")
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_ino) == (stamp.st_size, stamp.st_ino)
+    report = build_index(model_folder, image_folder, tmp_path / "index", rehash=True)
+    assert (report.reused, report.embedded) == (0, 12)
+    same_as_from_scratch(tmp_path / "index", model_folder, image_folder)
+
+
+def test_a_retriever_that_is_open_already_takes_the_engine_of_the_index(tmp_path, model_folder, image_folder):
+    pytest.importorskip("openvino")
+    place = tmp_path / "index"
+    build_index(Retriever.load(model_folder, engine="openvino"), image_folder, place)
+    open_engine(place).change_meta({"threshold": {"similarity": 0.5}})
+    retriever = Retriever.load(model_folder, engine="torch")
+    assert retriever.network.engine == "torch"  # open from here on
+    Image.new("L", (32, 32), 77).save(image_folder / "class0/new.png")
+    report = build_index(retriever, image_folder, place)
+    assert (report.count, report.embedded, report.kept) == (13, 1, 12)
+    meta = open_engine(place).meta()
+    assert (meta["model"]["engine"], meta["threshold"]) == ("openvino", {"similarity": 0.5})
+
+
 def test_unreadable_images_are_left_out_and_named(tmp_path, model_folder, image_folder):
     (image_folder / "class0/broken.png").write_bytes(b"not a picture")
     whole = (image_folder / "class1/01.png").read_bytes()

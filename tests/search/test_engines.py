@@ -236,6 +236,31 @@ def test_filters_choose_rows_in_searches_and_pages(engine, fill, make_rows, rand
         paths = [[row.path for row in engine.rows(ids)] for ids in nearest.ids.tolist()]
         assert paths == [[rows[accepted[j]].path for j in line] for line in expected]
         np.testing.assert_allclose(nearest.similarities, np.take_along_axis(products, expected, 1), atol=1e-5)
+    if isinstance(engine, folder.FolderEngine):
+        assert list(engine._open().accepted) == filters[-3:]
+
+
+def test_a_folder_asks_its_database_once_for_each_of_the_filters_used_last(
+    tmp_path, fill, make_rows, random_vectors, monkeypatch
+):
+    monkeypatch.setattr(folder, "KEPT_FILTERS", 2)
+    engine = open_engine(tmp_path / "index")
+    fill(engine, make_rows(NAMES), random_vectors(60))
+    asked = []
+    engine._open().database.set_trace_callback(asked.append)
+
+    def questions(*labels):
+        asked.clear()
+        for label in labels:
+            engine.search(random_vectors(1), 3, Filter(label=label))
+        return len(asked)
+
+    assert questions("class0", "class1", "class0", "class1", "class0") == 2
+    assert questions("class2") == 1  # class1 was used longer ago than class0 and gives way
+    assert questions("class0", "class2") == 0
+    assert questions("class1") == 1
+    assert [where.label for where in engine._open().accepted] == ["class2", "class1"]
+    engine.close()
 
 
 def test_a_changed_column_is_a_change(engine, fill, make_rows, random_vectors):

@@ -5,14 +5,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
-from forerank.errors import InputError
+from forerank.errors import ForerankError, InputError
 from forerank.files import json_with_checksum, read_json_with_checksum
 from forerank.search import Row, generation, open_engine, positions
-from forerank.search.journal import Journal
+from forerank.search.engine import Filter
+from forerank.search.journal import Journal, Journals
 
 # The steps of putting a new state in force, each killed just before and just after.
 # (a number: which call of it is meant)
@@ -250,3 +252,76 @@ def test_names_in_the_database_that_are_no_text_are_damage(
     file.write_bytes(content)
     with pytest.raises(InputError, match=r"rows.sqlite is damaged"):
         open_engine(tmp_path / "index").rows([0])
+
+
+def test_a_content_without_a_vector_is_an_error_with_advice(tmp_path, make_rows, random_vectors, meta):
+    """As when a process of a run has left its share out."""
+    rows = make_rows([f"{i}.jpg" for i in range(4)])
+    engine = open_engine(tmp_path / "index")
+    with engine.update(16, "model-a") as update:
+        update.put(rows[:3], random_vectors(3))
+        with pytest.raises(ForerankError, match=rf"vector of the image with the content {rows[3].content}"):
+            update.complete(rows, meta, None)
+    journals = Journals(tmp_path / "index", 16, "model-a", 0)
+    assert len(journals.vectors([row.content for row in rows[:3]])) == 3  # what was stored is still there
+    journals.close()
+
+
+def test_a_search_is_answered_by_one_state_though_another_is_put_in_force(
+    tmp_path, fill, make_rows, random_vectors, monkeypatch
+):
+    """The page closes its engine when an index was built again, while other threads still search."""
+    names = [f"{'ab'[i % 2]}/{i:02d}.jpg" for i in range(40)]
+    rows, vectors = make_rows(names), random_vectors(40)
+    reader, writer = open_engine(tmp_path / "index"), open_engine(tmp_path / "index")
+    fill(writer, rows, vectors)
+    real = generation.sql_condition
+    monkeypatch.setattr(generation, "sql_condition", lambda where: [replace_the_state(), real(where)][1])
+
+    def replace_the_state():
+        monkeypatch.setattr(generation, "sql_condition", real)
+        fill(writer, rows[1:], vectors[1:])  # every row gets another id
+        reader.close()
+
+    nearest = reader.search(vectors[:1], 20, Filter(label="a"))
+    assert sorted(nearest.ids[0].tolist()) == list(range(0, 40, 2))
+    assert (nearest.ids[0, 0], reader.count()) == (0, 39)
+    nearest = reader.search(vectors[1:2], 20, Filter(label="b"))
+    assert sorted(nearest.ids[0].tolist()) == list(range(0, 40, 2))
+
+
+def test_a_scan_gives_each_row_its_own_vector_though_the_index_is_replaced(
+    tmp_path, fill, make_rows, random_vectors
+):
+    rows, vectors = make_rows([f"{i:02d}.jpg" for i in range(40)]), random_vectors(40)
+    engine = open_engine(tmp_path / "index")
+    fill(engine, rows, vectors)
+    scan, paths = engine.scan(batch=10), engine.all_rows()
+    seen = [next(scan)]
+    first = next(paths).path
+    fill(engine, rows[5:], vectors[5:])
+    seen += scan
+    assert [row.path for part, _ in seen for row in part] == [row.path for row in rows]
+    np.testing.assert_array_equal(np.concatenate([part for _, part in seen]), vectors)
+    assert [first, *(row.path for row in paths)] == [row.path for row in rows]
+    assert engine.count() == 35
+    engine.close()
+
+
+def test_closing_waits_for_a_query_of_another_thread(tmp_path, fill, make_rows, random_vectors):
+    engine = open_engine(tmp_path / "index")
+    fill(engine, make_rows([f"{i:02d}.jpg" for i in range(40)]), random_vectors(40))
+    closing = threading.Thread(target=engine.close)
+
+    def read_text(cell):
+        if closing.ident is None:  # the first row of the query is read, the others are not
+            closing.start()
+            closing.join(0.5)  # time enough for one that does not wait
+        return cell.decode()
+
+    engine._open().database.text_factory = read_text
+    assert len(engine.page()) == 40
+    closing.join(60)
+    assert engine._opened is None
+    assert len(engine.page()) == 40  # it is opened again
+    engine.close()

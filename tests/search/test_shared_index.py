@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 
+import numpy as np
 import pytest
 
 from forerank.search import build_index, open_engine
@@ -45,6 +46,14 @@ def shared(tmp_path, model_folder, image_folder):
         return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
     return run
+
+
+def write_shards(images, folder):
+    folder.mkdir()
+    with tarfile.open(folder / "0.tar", "w") as archive:
+        for file in sorted(images.rglob("*.png")):
+            archive.add(file, file.name)
+    return folder
 
 
 def stored(address):
@@ -123,6 +132,74 @@ def test_several_machines_by_the_documented_command(
     assert {row.path: vector for row, vector in stored(place)} == one
 
 
+# The command itself, with parts of two images; each process has settings of its own, from the environment.
+UNLIKE = """
+import os
+from functools import partial
+from forerank.cli import main
+from forerank.models import Retriever
+from forerank.search.build import build_index
+build_index.__kwdefaults__["part"] = 2
+rank = int(os.environ["RANK"])
+os.environ["FORERANK_CACHE"] = os.environ["CACHES"].split(":")[rank]
+Retriever.load = partial(Retriever.load, engine=os.environ["ENGINES"].split(":")[rank])
+main()
+"""
+
+
+@pytest.fixture
+def unlike(tmp_path, model_folder):
+    """Index images by two processes that are not alike, with caches or engines of their own."""
+
+    def run(images, address, caches=("cache", "cache"), engines=("torch", "torch")):
+        (tmp_path / "unlike.py").write_text(UNLIKE)
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command = [*launcher, str(tmp_path / "unlike.py"), "index", str(model_folder), str(images)]
+        places = ":".join(str(tmp_path / cache) for cache in caches)
+        own = {"OMP_NUM_THREADS": "1", "CACHES": places, "ENGINES": ":".join(engines)}
+        return subprocess.run(
+            [*command, "-o", str(address)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **own},
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(("holder", "said"), [(0, "0 embedded, 12 from"), (1, "12 embedded, 0 from")])
+def test_a_cache_that_only_one_process_has_loses_no_image(
+    holder, said, tmp_path, unlike, keep_features, model_folder, image_folder
+):
+    """Features that a training has kept on one of two machines."""
+    pytest.importorskip("openvino")  # by which the features are computed
+    keep_features(model_folder, image_folder, tmp_path / f"cache{holder}")
+    engines = ("openvino", "openvino")
+    done = unlike(image_folder, tmp_path / "two", caches=("cache0", "cache1"), engines=engines)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count(f"12 images ({said} the features of a training") == 1
+    build_index(model_folder, image_folder, tmp_path / "one")
+    one = stored(tmp_path / "one")
+    two = stored(tmp_path / "two")
+    assert [row for row, _ in two] == [row for row, _ in one]
+    for (_, here), (_, there) in zip(one, two, strict=True):
+        difference = np.frombuffer(here, np.float32) - np.frombuffer(there, np.float32)
+        assert abs(difference).max() < 1e-5
+
+
+@pytest.mark.parametrize("source", ["folder", "shards"])
+def test_processes_with_two_engines_are_refused(source, tmp_path, unlike, image_folder):
+    pytest.importorskip("openvino")
+    images = image_folder if source == "folder" else write_shards(image_folder, tmp_path / "shards")
+    refused = unlike(images, tmp_path / "two", engines=("openvino", "torch"))
+    assert refused.returncode != 0
+    ours = [line for line in refused.stderr.splitlines() if "forerank: processes" in line]
+    assert len(ours) == 1, refused.stderr
+    assert "processes 0 and 1 of this run differ in engine (openvino and torch)" in ours[0]
+    assert open_engine(tmp_path / "two").meta() is None
+
+
 # The first process needs longer to complete the index than processes otherwise wait for each other.
 SLOW = """
 import time
@@ -178,11 +255,7 @@ def test_a_process_that_dies_is_reported_and_the_same_command_goes_on(
 ):
     images = image_folder
     if source == "shards":
-        images = tmp_path / "shards"
-        images.mkdir()
-        with tarfile.open(images / "0.tar", "w") as archive:
-            for file in sorted(image_folder.rglob("*.png")):
-                archive.add(file, file.name)
+        images = write_shards(image_folder, tmp_path / "shards")
     build_index(model_folder, images, tmp_path / "one", part=2)
     (tmp_path / "dies.py").write_text(DIES)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from forerank.data import collate, open_table
-from forerank.models import EmbeddingModel, create_model
+from forerank.data import Table, collate, open_table
+from forerank.models import EmbeddingModel, Retriever, create_model, inference
 from forerank.training import features, load_recipe, read_history, train
 from forerank.training.assemble import build_model, open_inputs
 from forerank.training.batches import FeatureRows
@@ -20,6 +22,7 @@ from forerank.training.features import features_key
 from forerank.training.measure import Part, embed, image_part
 from forerank.training.prepare import complete_recipe, open_parts
 from forerank.training.processes import Processes
+from forerank.training.recipe import Recipe
 from forerank.training.whitening import principal_axes, start_from_principal_axes
 
 from .conftest import QUICK
@@ -113,6 +116,110 @@ def test_networks_side_by_side_take_what_each_has_in_the_cache(
     data = parts["test"].data
     assert isinstance(data, FeatureRows)
     assert data.features.numpy() == pytest.approx(joint.vectors, abs=1e-5)
+
+
+def features_of(images: Path, recipe: Recipe) -> tuple[torch.Tensor, Table]:
+    """The features of a folder's images by the recipe's network, from the cache or computed."""
+    table, model = open_table(images), build_model(recipe).eval()
+    part = image_part(table, model.preprocessing, recipe, "some", cache=False)
+    return features.part_features(model, part, recipe, Processes(0, 1, torch.device("cpu")))
+
+
+@pytest.fixture
+def own_images(images: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A copy of some pictures that a test may change, and an empty cache."""
+    monkeypatch.setenv("FORERANK_CACHE", str(tmp_path / "cache"))
+    for name in ("class_00", "class_01"):
+        shutil.copytree(images / name, tmp_path / "own" / name)
+    return tmp_path / "own"
+
+
+@pytest.fixture
+def recipe(own_images: Path) -> Recipe:
+    return load_recipe(own_images, [*QUICK, "mode=head", "precision=fp32"])
+
+
+def test_features_lie_under_the_name_of_the_engine_that_computed_them(
+    own_images: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where openvino cannot run a network as torch does, torch computes, and an index of torch finds them."""
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(inference, "TOLERANCE", {"fp32": -1.0})
+    computed, table = features_of(own_images, recipe)
+    folders = [place.name.split("-", 1)[1] for place in (tmp_path / "cache" / "features").iterdir()]
+    assert folders == ["torch-fp32"]
+    model = build_model(recipe)
+    by_torch = Retriever(model, device="cpu", engine="torch")
+    ((positions, _),) = by_torch.known_vectors(table.files)
+    assert sorted(positions) == list(range(16))
+    monkeypatch.setattr(features, "feature_encoder", None)  # from here on nothing is computed
+    assert torch.equal(features_of(own_images, recipe)[0], computed)
+    shutil.rmtree(own_images / "class_01")
+    assert torch.equal(features_of(own_images, recipe)[0], computed[:8])  # one by one
+    monkeypatch.undo()
+    monkeypatch.setenv("FORERANK_CACHE", str(tmp_path / "cache"))
+    by_openvino = Retriever(model, device="cpu", engine="openvino")
+    assert list(by_openvino.known_vectors(table.files)) == []
+
+
+def test_an_image_that_is_replaced_while_features_are_computed_is_not_found_again(
+    own_images: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = open_table(own_images)
+    real = features.embed
+
+    def embed_and_replace(*given: Any, **options: Any) -> Any:
+        embedded = real(*given, **options)
+        shutil.copy(table.files[5], tmp := table.files[3].with_suffix(".tmp"))
+        tmp.rename(table.files[3])
+        return embedded
+
+    monkeypatch.setattr(features, "embed", embed_and_replace)
+    old, _ = features_of(own_images, recipe)
+    retriever = Retriever(build_model(recipe), device="cpu")
+    ((positions, _),) = retriever.known_vectors(table.files)
+    assert sorted(positions) == [0, 1, 2, *range(4, 16)]
+    monkeypatch.setattr(features, "embed", real)
+    new, _ = features_of(own_images, recipe)
+    torch.testing.assert_close(new[3], new[5], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(old[3], new[3], atol=1e-2)
+
+
+# Two processes; the second one has a cache of its own.
+TWO_CACHES = """
+import os, sys
+from forerank.data import open_table
+from forerank.training import load_recipe
+from forerank.training.assemble import build_model
+from forerank.training.features import part_features
+from forerank.training.measure import image_part
+from forerank.training.processes import joined
+
+images, *values = sys.argv[1:]
+os.environ["FORERANK_CACHE"] += os.environ["RANK"]
+with joined("cpu") as processes:
+    recipe = load_recipe(images, values)
+    model = build_model(recipe).eval()
+    part = image_part(open_table(images), model.preprocessing, recipe, "some", cache=False)
+    features, table = part_features(model, part, recipe, processes)
+    print(*features.shape, len(table), flush=True)
+"""
+
+
+@pytest.mark.parametrize("holder", [0, 1])
+def test_features_that_only_one_process_has_are_computed_by_all(
+    holder: int, own_images: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Otherwise the one that has them waits for the others at another place, and the run ends in an error."""
+    monkeypatch.setenv("FORERANK_CACHE", str(tmp_path / f"caches{holder}"))
+    shape = features_of(own_images, recipe)[0].shape
+    monkeypatch.setenv("FORERANK_CACHE", str(tmp_path / "caches"))
+    (tmp_path / "two.py").write_text(TWO_CACHES)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, str(tmp_path / "two.py"), str(own_images), *QUICK, "mode=head", "precision=fp32"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == [str(number) for number in (*shape, 16)] * 2
 
 
 def test_a_batch_of_features_equals_its_rows_one_by_one() -> None:

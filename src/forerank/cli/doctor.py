@@ -5,7 +5,7 @@ from forerank.machine import WITHOUT_AMX, describe_machine
 
 # What the processor's instructions for half precision mean for embed and index.
 _BF16 = {
-    True: "yes: embed and index take --precision bf16, which is faster (on CUB, simulated by rounding: "
+    True: "yes: embed and index take --precision bf16, which may be faster (on CUB, simulated by rounding: "
     "Recall@1 63.69 instead of 63.71, another first neighbour for 6.7% of the images)",
     False: "no: embed and index stay in fp32",
 }

@@ -48,7 +48,7 @@ def embed(
     engine
         auto, torch or openvino (pip install 'forerank[openvino]'), which is faster on a processor.
     precision
-        fp32, or bf16: faster where the processor has it, and some neighbours change.
+        fp32, or bf16: often faster where the processor has it, and some neighbours change.
     on_bad
         refuse: stop at an image that cannot be decoded. skip: leave it out and say so.
     measured

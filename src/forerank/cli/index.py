@@ -56,7 +56,7 @@ def index(
     strict
         Stop at an image that cannot be read instead of leaving it out.
     precision
-        fp32, or bf16: faster where the processor has it, and some neighbours change. See forerank doctor.
+        fp32, or bf16: often faster where the processor has it; some neighbours change. See forerank doctor.
     measured
         Take the measured model of a run, although there is one that was trained on all classes (--refit).
     rerank

@@ -25,7 +25,12 @@ def features_folder(model: "EmbeddingModel", engine: str, precision: str) -> Pat
 
 
 def image_states(files: Sequence[Path]) -> NDArray[np.uint8]:
-    """(N, 16): for each file a hash of its place, size, time and inode; its content is not read."""
+    """(N, 16): for each file a hash of its place, size, time and inode; its content is not read.
+
+    The time at which the inode was changed (st_ctime) is left out. It would show new bytes under an old time,
+    but it also moves with every hard link (`cp -al`, a backup), every renaming and every change of rights,
+    and hours of computing would be thrown away with it. `forerank index --rehash` is there for such files.
+    """
     states = np.zeros((len(files), 16), dtype=np.uint8)
     for row, file in enumerate(files):
         try:
@@ -39,7 +44,10 @@ def image_states(files: Sequence[Path]) -> NDArray[np.uint8]:
 
 
 def find_features(folder: Path, files: Sequence[Path]) -> "dict[int, Tensor]":
-    """Position in `files` -> features (C,), for the files whose features lie in a folder of the cache."""
+    """Position in `files` -> features (C,), for the files whose features lie in a folder of the cache.
+
+    The features are mapped from the disk: they take memory only when they are read.
+    """
     wanted = {state.tobytes(): position for position, state in enumerate(image_states(files))}
     wanted.pop(bytes(16), None)
     cached: dict[int, Tensor] = {}

@@ -1,6 +1,6 @@
 """Pictures in, vectors out: a trained or pretrained model in use."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from forerank.models.embedding import EmbeddingModel
 
 BAD_POLICIES = ("refuse", "skip")
+KNOWN_AT_ONCE = 4096  # vectors that are made of kept features in one go: of 1280 features, 20 MB
 
 
 class Retriever:
@@ -96,8 +97,11 @@ class Retriever:
         chosen = {"engine": self.engine, "precision": self.precision, "device": self.device}
         return open_network(self.model, shape, self.identity, **chosen)
 
-    def known_vectors(self, files: Sequence[Path]) -> dict[int, NDArray[np.float32]]:
-        """Position in `files` -> vector (D,), of the images whose features training has computed and kept."""
+    def known_vectors(self, files: Sequence[Path]) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+        """Positions in `files` and vectors (n, D), block by block.
+
+        Of the images whose features training has computed and kept; the other positions do not come.
+        """
         import torch
 
         from forerank.models.pooling import join_features
@@ -105,14 +109,14 @@ class Retriever:
         engine, precision = self.network.engine, self.network.precision
         singles = self.model.single_models()
         known = [find_features(features_folder(single, engine, precision), files) for single in singles]
-        rows = [row for row in known[0] if all(row in other for other in known)]
-        if not rows:
-            return {}
-        features = [torch.stack([of_one[row] for row in rows]) for of_one in known]
-        together = features[0] if len(features) == 1 else join_features(features)
-        with torch.inference_mode():
-            vectors = self.model.embed_features(together.to(self.device))
-        return dict(zip(rows, vectors.cpu().numpy(), strict=True))
+        positions = [position for position in known[0] if all(position in other for other in known)]
+        for start in range(0, len(positions), KNOWN_AT_ONCE):
+            block = positions[start : start + KNOWN_AT_ONCE]
+            features = [torch.stack([of_one[position] for position in block]) for of_one in known]
+            together = features[0] if len(features) == 1 else join_features(features)
+            with torch.inference_mode():
+                vectors = self.model.embed_features(together.to(self.device))
+            yield block, vectors.cpu().numpy()
 
     def embed(
         self, images: Sequence["ImageSource | Picture"], *, progress: bool = True, on_bad: str = "refuse"

@@ -56,11 +56,13 @@ def embed_files(
         raise InputError(f"no folder {output.resolve().parent} to write {output.name} into")
     pictures = chain.from_iterable([open_pictures(source) for source in images])
     model = retriever()
+    made_with = _made_with(model)
+    sharing.refuse_differences(made_with)
     folder = output.with_suffix(".parts")
     with ExitStack() as held:
         if sharing.rank() == 0:
             held.enter_context(only_writer(folder / LOCK, output))
-            _begin(folder, model)
+            _begin(folder, made_with)
         sharing.exchange(None)  # the folder is there for everybody
         parts, left_out = 0, list[str]()
         with progress_bar("embedding", None) as advance:
@@ -77,15 +79,20 @@ def embed_files(
     return shape, left_out
 
 
-def _begin(folder: Path, model: Retriever) -> None:
-    """Keep the parts that an earlier run of the same model has left; parts of another one are removed."""
-    network = model.network
-    made_with = {
+def _made_with(model: Retriever) -> dict[str, str | int]:
+    """Everything that decides the bits of a vector: only parts with the same can become one file."""
+    with sharing.first_of_machine_first():
+        network = model.network
+    return {
         "model": model.identity,
         "engine": network.engine,
         "precision": network.precision,
         "batch_size": model.batch_size,
     }
+
+
+def _begin(folder: Path, made_with: dict[str, str | int]) -> None:
+    """Keep the parts that an earlier run of the same model has left; parts of another one are removed."""
     state, text = folder / "model.json", json.dumps(made_with) + "\n"
     if not (state.is_file() and state.read_text(errors="replace") == text):
         for file in folder.iterdir():

@@ -63,7 +63,8 @@ def build_index(
         split: which part of a data set: "train", "validation", "test" or "all".
         approximate: whether to have an approximate index, if the engine can; None: where it pays.
         replace: build everything again, with another model or where the old index is damaged.
-        rehash: read every file again instead of trusting size and time of the unchanged ones.
+        rehash: read every file again instead of trusting size and time of the unchanged ones; features that
+            a training computed are found by size and time, so none of them is taken.
         on_bad: "skip" leaves unreadable images out and reports them; "refuse" stops at the first.
         precision: "fp32", or "bf16" where the processor has it; an index keeps the one it was built with.
         rerank: how searches are refined, as `forerank.metrics.evaluate` takes it; "none": not at all; None:
@@ -101,6 +102,7 @@ def build_index(
         old = _meta_before(engine, replace)
         if old is not None and not replace:
             _agree(str(address), old, retriever, _source(model))
+        _open_network_alike(retriever)
         meta = _meta(old, model, retriever)
         report.inference = str(retriever.network)
         if rerank is not None:
@@ -133,6 +135,18 @@ def _agree(address: str, old: Meta, retriever: "Retriever", source: str) -> None
     refuse_other_model(address, old["model"], retriever.identity, source, instead)
     _refuse_other_precision(address, old["model"], retriever)
     retriever.engine = split_identity(old["model"]["fingerprint"])[1]
+    opened = vars(retriever).get("network")
+    if opened is not None and opened.engine != retriever.engine:
+        del retriever.network  # it was opened before, by another engine: the next use opens it anew
+
+
+def _open_network_alike(retriever: "Retriever") -> None:
+    """Open the network, and refuse processes whose vectors could not be compared with those of the others."""
+    with sharing.first_of_machine_first():
+        network = retriever.network
+    sharing.refuse_differences(
+        {"model": retriever.identity, "engine": network.engine, "precision": network.precision}
+    )
 
 
 def _meta(old: Meta | None, model: object, retriever: "Retriever") -> Meta:
@@ -190,7 +204,7 @@ def _index_list(job: Job, wanted: Images) -> None:
         finished = set[str]()
         if old is not None and old.get("complete", True):
             finished = {row.content for row in known.values()} | set(gone.values())
-        new_bad = _embed(update, job.retriever, wanted.root, rows, finished, report, job.part)
+        new_bad = _embed(job, update, wanted.root, rows, finished)
         shares = sharing.exchange((new_bad, report.embedded))
         new_bad = {content: why for bad_there, _ in shares for content, why in bad_there.items()}
         report.embedded = sum(embedded for _, embedded in shares)
@@ -298,17 +312,13 @@ def _up_to_date(
     return all(row.path in known and replace(known[row.path], id=row.id) == row for row in rows)
 
 
-def _embed(
-    update: Update,
-    retriever: "Retriever",
-    root: Path,
-    rows: Sequence[Row],
-    finished: set[str],
-    report: BuildReport,
-    part: int,
-) -> dict[str, str]:
+def _embed(job: Job, update: Update, root: Path, rows: Sequence[Row], finished: set[str]) -> dict[str, str]:
     """Store the vector of every content that has none yet; content -> reason, for those that get none."""
+    report, part = job.report, job.part
     stored = update.stored({row.content for row in rows})
+    # From here on vectors are stored. Until now every process has seen the same ones, and so all of them cut
+    # the same parts.
+    sharing.exchange(None)
     before = finished & stored
     new: dict[str, Row] = {}  # one file of each content is enough
     for row in rows:
@@ -319,25 +329,42 @@ def _embed(
         new.setdefault(row.content, row)
     bad: dict[str, str] = {}  # content -> why
     todo = list(new.values())
-    reused = retriever.known_vectors([root / row.path for row in todo])
-    fresh = [position for position in reused if todo[position].content not in stored]
-    if fresh and sharing.rank() == 0:
-        update.put([todo[position] for position in fresh], np.stack([reused[p] for p in fresh]))
-    report.reused = len(fresh)
-    todo = [row for position, row in enumerate(todo) if position not in reused]
+    reused = _take_known_vectors(job, update, root, todo, stored)
+    report.reused = len(reused - stored)
+    todo = [row for row in todo if row.content not in reused]
     # Parts are cut the same way however many processes there are and whatever a killed run has stored: an
     # image goes through the network in the same batch, and so its vector is the same bit for bit.
     parts = [todo[start : start + part] for start in range(0, len(todo), part)]
     mine = [rows for rows in parts[sharing.rank() :: sharing.count()] if _contents(rows) - stored]
     with progress_bar("embedding", sum(map(len, mine))) as advance:
         for chunk in mine:
-            good, vectors = _embed_part(retriever, root, chunk, bad)
+            good, vectors = _embed_part(job.retriever, root, chunk, bad)
             missing = [i for i, row in enumerate(good) if row.content not in stored]
             if missing:
                 update.put([good[i] for i in missing], vectors[missing])
                 report.embedded += len(missing)
             advance(len(chunk))
     return bad
+
+
+def _take_known_vectors(
+    job: Job, update: Update, root: Path, rows: Sequence[Row], stored: set[str]
+) -> set[str]:
+    """The contents of `rows` whose vectors follow from features that a training computed, now stored.
+
+    The first process alone looks them up and tells the others: on another machine the cache holds others.
+    """
+    if job.rehash:  # the cache knows its files by size and time, which are not to be trusted
+        return set()
+    taken = set[str]()
+    if sharing.rank() == 0:
+        for positions, vectors in job.retriever.known_vectors([root / row.path for row in rows]):
+            block = [rows[position] for position in positions]
+            missing = [i for i, row in enumerate(block) if row.content not in stored]
+            if missing:
+                update.put([block[i] for i in missing], vectors[missing])
+            taken |= _contents(block)
+    return sharing.exchange(taken)[0]
 
 
 def _contents(rows: Sequence[Row]) -> set[str]:

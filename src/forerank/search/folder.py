@@ -43,7 +43,9 @@ class FolderEngine:
     def __init__(self, address: str) -> None:
         self.address = address
         self.folder = Path(address)
-        self._lock = threading.Lock()
+        # One thread at a time opens, closes or asks SQLite. It may do so within itself: a generator that is
+        # thrown away lets go of its state wherever its thread happens to be.
+        self._lock = threading.RLock()
         self._opened: _Opened | None = None
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{address} is a file, not an index folder.")
@@ -53,19 +55,41 @@ class FolderEngine:
 
     # -- reading ------------------------------------------------------------------------------------------
 
+    def _open_if_any(self) -> "_Opened | None":
+        opened = self._opened  # without the lock: a search need not wait for the query of another thread
+        if opened is None:
+            with self._lock:
+                opened = self._opened = self._opened or _open_current(self.folder)
+        return opened
+
     def _open(self) -> "_Opened":
-        if self._opened is None:
-            self._opened = _open_current(self.folder)
-        if self._opened is None:
+        opened = self._open_if_any()
+        if opened is None:
             raise InputError(
                 f"there is no index in {self.address}: build one with forerank index MODEL IMAGES -o."
             )
-        return self._opened
+        return opened
+
+    @contextmanager
+    def _using(self) -> Iterator["_Opened"]:
+        """The state in force, whose database stays open until the block ends, whoever closes the engine.
+
+        What belongs together has to come from one block: ids mean other rows in another state.
+        """
+        with self._lock:
+            opened = self._open()
+            opened.users += 1
+        try:
+            yield opened
+        finally:
+            with self._lock:
+                opened.users -= 1
+                if not opened.users and opened is not self._opened:
+                    opened.close()
 
     def meta(self) -> Meta | None:
-        if self._opened is None:
-            self._opened = _open_current(self.folder)
-        return dict(self._opened.meta) if self._opened else None
+        opened = self._open_if_any()
+        return dict(opened.meta) if opened else None
 
     def state(self) -> str:
         folder = generation.current(self.folder)
@@ -88,11 +112,12 @@ class FolderEngine:
         return len(self._open().vectors)
 
     def search(self, queries: Vectors, k: int, where: Filter = EVERYTHING) -> RowNeighbours:
-        opened = self._open()
         if where != EVERYTHING:
             # Exactly, also where there is a graph: a graph walks over rows that the filter rejects.
-            positions, similarities = top_k_among(queries, opened.searched, self._accepted(opened, where), k)
-            return RowNeighbours(positions, similarities)
+            with self._using() as opened:
+                accepted = self._accepted(opened, where)
+            return RowNeighbours(*top_k_among(queries, opened.searched, accepted, k))
+        opened = self._open()
         k = min(k, len(opened.vectors))
         if opened.graph is not None and k:
             return RowNeighbours(*hnsw.search(opened.graph, queries, k, opened.meta["approximate"]["width"]))
@@ -100,30 +125,35 @@ class FolderEngine:
 
     def _accepted(self, opened: "_Opened", where: Filter) -> Ids:
         """The ids of the rows that a filter accepts. SQLite looks at every row; the last answers are kept."""
-        bits = opened.accepted.get(where)
-        if bits is None:
-            condition, values = generation.sql_condition(where)
-            ids = [number for (number,) in self._execute(f"SELECT id FROM rows WHERE {condition}", values)]
-            mask = np.zeros(len(opened.vectors), np.bool_)
-            try:
-                mask[ids] = True
-            except IndexError as error:  # there are more rows than vectors
-                raise self._damaged_rows(error) from error
-            bits = np.packbits(mask)
-            with self._lock:
-                opened.accepted[where] = bits
-                if len(opened.accepted) > KEPT_FILTERS:
-                    del opened.accepted[next(iter(opened.accepted))]
+        with self._lock:
+            bits = opened.accepted.pop(where, None)
+            if bits is None:
+                bits = self._ask_for_accepted(opened, where)
+            opened.accepted[where] = bits  # at the end, so that the first one is the one used longest ago
+            if len(opened.accepted) > KEPT_FILTERS:
+                del opened.accepted[next(iter(opened.accepted))]
         return np.flatnonzero(np.unpackbits(bits, count=len(opened.vectors)))
+
+    def _ask_for_accepted(self, opened: "_Opened", where: Filter) -> NDArray[np.uint8]:
+        """A bit for every row: whether a filter accepts it."""
+        condition, values = generation.sql_condition(where)
+        answer = self._execute(opened, f"SELECT id FROM rows WHERE {condition}", values)
+        mask = np.zeros(len(opened.vectors), np.bool_)
+        try:
+            mask[[number for (number,) in answer]] = True
+        except IndexError as error:  # there are more rows than vectors
+            raise _damaged_rows(opened, error) from error
+        return np.packbits(mask)
 
     def rows(self, ids: Sequence[int]) -> list[Row]:
         rows: dict[int, Row] = {}
         wanted = [int(i) for i in ids]
-        for start in range(0, len(wanted), 500):
-            part = wanted[start : start + 500]
-            marks = ",".join("?" * len(part))
-            for row in self._select(f"WHERE id IN ({marks})", part):
-                rows[row.id] = row
+        with self._using() as opened:
+            for start in range(0, len(wanted), 500):
+                part = wanted[start : start + 500]
+                marks = ",".join("?" * len(part))
+                for row in self._select(opened, f"WHERE id IN ({marks})", part):
+                    rows[row.id] = row
         return [rows[i] for i in wanted]
 
     def vectors(self, ids: Sequence[int]) -> Vectors:
@@ -135,46 +165,51 @@ class FolderEngine:
         return np.ascontiguousarray(everything[wanted])
 
     def page(self, after: int = -1, limit: int = 60, where: Filter = EVERYTHING) -> list[Row]:
+        with self._using() as opened:
+            return self._page(opened, after, limit, where)
+
+    def _page(self, opened: "_Opened", after: int, limit: int, where: Filter = EVERYTHING) -> list[Row]:
         condition, values = generation.sql_condition(where)
-        return self._select(f"WHERE id > ? AND {condition} ORDER BY id LIMIT ?", [after, *values, limit])
+        chosen = f"WHERE id > ? AND {condition} ORDER BY id LIMIT ?"
+        return self._select(opened, chosen, [after, *values, limit])
 
     def values(self, column: str, text: str = "", limit: int = 50) -> list[str]:
         source, names = "rows", list[object]()
         if column != "label":
             source, names = "(SELECT value AS label FROM rows, json_each(columns) WHERE key = ?)", [column]
         query = f"SELECT DISTINCT label FROM {source} WHERE label != '' AND contains(label, '', ?) "
-        values = self._execute(query + "ORDER BY label LIMIT ?", [*names, text.casefold(), limit])
+        query += "ORDER BY label LIMIT ?"
+        with self._using() as opened:
+            values = self._execute(opened, query, [*names, text.casefold(), limit])
         return [value for (value,) in values]
 
     def scan(self, batch: int = 8192) -> Iterator[tuple[list[Row], Vectors]]:
-        opened = self._open()
-        for start in range(0, len(opened.vectors), batch):
-            rows = self._select("WHERE id >= ? AND id < ? ORDER BY id", [start, start + batch])
-            yield rows, np.asarray(opened.vectors[start : start + batch])
+        with self._using() as opened:
+            for start in range(0, len(opened.vectors), batch):
+                between = [start, start + batch]
+                rows = self._select(opened, "WHERE id >= ? AND id < ? ORDER BY id", between)
+                yield rows, np.asarray(opened.vectors[start : start + batch])
 
     def all_rows(self) -> Iterator[Row]:
         after = -1
-        while rows := self.page(after, 8192):
-            yield from rows
-            after = rows[-1].id
+        with self._using() as opened:
+            while rows := self._page(opened, after, 8192):
+                yield from rows
+                after = rows[-1].id
 
-    def _select(self, condition: str, values: Sequence[object]) -> list[Row]:
-        cells = self._execute(f"SELECT {generation.COLUMNS} FROM rows {condition}", values)
+    def _select(self, opened: "_Opened", condition: str, values: Sequence[object]) -> list[Row]:
+        cells = self._execute(opened, f"SELECT {generation.COLUMNS} FROM rows {condition}", values)
         try:
             return list(generation.to_rows(cells))
         except (ValueError, TypeError) as error:  # a cell is of another type than was written
-            raise self._damaged_rows(error) from error
+            raise _damaged_rows(opened, error) from error
 
-    def _execute(self, query: str, values: Sequence[object]) -> list[Any]:
+    def _execute(self, opened: "_Opened", query: str, values: Sequence[object]) -> list[Any]:
         with self._lock:
-            opened = self._open()
             try:
                 return opened.database.execute(query, tuple(values)).fetchall()
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # names in it may be no text
-                raise self._damaged_rows(error) from error
-
-    def _damaged_rows(self, error: Exception) -> InputError:
-        return InputError(f"{self._open().folder / 'rows.sqlite'} is damaged ({error}): {generation.AGAIN}")
+                raise _damaged_rows(opened, error) from error
 
     def model_folder(self) -> Path | None:
         folder = self._open().folder / "model"
@@ -188,9 +223,10 @@ class FolderEngine:
         return generation.verify_checksums(opened.folder, opened.meta)
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
+        with self._lock:
+            opened, self._opened = self._opened, None
+            if opened is not None and not opened.users:  # otherwise the last user closes it
+                opened.close()
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -257,11 +293,16 @@ class _Opened:
                     f"{folder / 'averages.npy'} does not hold {expected} float32: {generation.AGAIN}"
                 )
         self.database: sqlite3.Connection = generation.open_rows(folder / "rows.sqlite")
-        self.accepted: dict[Filter, NDArray[np.uint8]] = {}  # a bit per row
+        self.users = 0  # how many blocks of the engine read from it at this moment
+        self.accepted: dict[Filter, NDArray[np.uint8]] = {}  # a bit per row; the one used last at the end
         self.graph: Any = hnsw.read(folder / "hnsw.faiss") if self.meta.get("approximate") else None
 
     def close(self) -> None:
         self.database.close()
+
+
+def _damaged_rows(opened: _Opened, error: Exception) -> InputError:
+    return InputError(f"{opened.folder / 'rows.sqlite'} is damaged ({error}): {generation.AGAIN}")
 
 
 def _open_current(index: Path) -> _Opened | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from forerank.errors import ForerankError
 from forerank.search.engine import Ids, Vectors
 from forerank.search.positions import Positions
 
@@ -126,7 +127,11 @@ class Journals:
                 result[here] = journal.vectors(numbers[here].tolist())
             missing[here] = False
         if missing.any():
-            raise KeyError(contents[int(missing.argmax())])
+            content = contents[int(missing.argmax())]
+            raise ForerankError(
+                f"no process has stored a vector of the image with the content {content} in {self._folder}: "
+                "give the same command again, which embeds it."
+            )
         return result
 
     def remove(self) -> None:

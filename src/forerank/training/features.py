@@ -2,14 +2,18 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from forerank import sharing
 from forerank.console import say
 from forerank.data import Table
 from forerank.errors import InputError
@@ -61,24 +65,35 @@ class _FeaturesOf(nn.Module):
         return self.model.features(images)
 
 
-def feature_encoder(model: EmbeddingModel, precision: str, device: torch.device) -> Encode:
-    """Images to pooled features (n, C) float32: by the fastest engine on a processor in fp32."""
+@dataclass(frozen=True)
+class FeatureEncoder:
+    """Images to pooled features (n, C) float32, and what really computes them."""
+
+    engine: str
+    precision: str
+    encode: Encode
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return self.encode(images)
+
+
+def feature_encoder(model: EmbeddingModel, precision: str, device: torch.device) -> FeatureEncoder:
+    """What computes the features of a model: the fastest engine on a processor in fp32, otherwise torch."""
     if precision == "fp32" and device.type == "cpu":
         key = model_identity(model, head=False)
         network = open_network(_FeaturesOf(model).eval(), model.preprocessing.shape, key, device=str(device))
-        return lambda images: torch.from_numpy(network(images.cpu().numpy()))
+        return FeatureEncoder(
+            network.engine,
+            network.precision,
+            lambda images: torch.from_numpy(network(images.cpu().numpy())),
+        )
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
     def encode(images: Tensor) -> Tensor:
         with torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             return model.features(channels_last(images)).float()
 
-    return encode
-
-
-def features_engine(precision: str, device: torch.device) -> str:
-    """The engine that `feature_encoder` takes."""
-    return choose_engine("auto", device.type) if precision == "fp32" else "torch"
+    return FeatureEncoder("torch", precision, encode)
 
 
 def part_features(
@@ -96,32 +111,69 @@ def part_features(
     return (features[0] if len(features) == 1 else join_features(features)), tables[0]
 
 
+def _folders(model: EmbeddingModel, precision: str, device: torch.device) -> Iterator[Path]:
+    """Where features of a model may be found: those of the engine that is expected, then those of torch.
+
+    Only opening the network tells whether that engine can run it. Where it cannot, torch has computed the
+    features, and they lie under its name.
+    """
+    expected = choose_engine("auto", device.type) if precision == "fp32" else "torch"
+    for engine in dict.fromkeys((expected, "torch")):
+        yield features_folder(model, engine, precision)
+
+
 def features_file(model: EmbeddingModel, recipe: Recipe, table: Table, device: torch.device) -> Path:
-    """Where the features of a table by one network are kept."""
-    folder = features_folder(model, features_engine(recipe.precision, device), recipe.precision)
-    return folder / f"{features_key(model, recipe.precision, table)}.safetensors"
+    """Where the features of a table by one network are kept; if there are none, where they are expected."""
+    name = f"{features_key(model, recipe.precision, table)}.safetensors"
+    files = [folder / name for folder in _folders(model, recipe.precision, device)]
+    return next((file for file in files if file.exists()), files[0])
 
 
 def _features_of_one(
     model: EmbeddingModel, part: Part, recipe: Recipe, processes: Processes
 ) -> tuple[Tensor, Table]:
     """The features of a part by one network."""
-    file = features_file(model, recipe, part.table, processes.device)
-    features = _read(file, part.table) or _known_from_other_runs(file.parent, part.table)
-    if features is None:
-        if processes.first:
-            where = f"kept in {file.parent} for other runs"
-            of = f"by {model.spec['backbone']}"
-            say(f"computing features of {len(part.table):,} {part.title} images {of}, {where}")
-        small = model.preprocessing.resize <= SMALL_IMAGES
-        images = image_part(part.table, model.preprocessing, recipe, part.title, cache=small)
-        encoder = feature_encoder(model, recipe.precision, processes.device)
-        embedded = embed(encoder, images, recipe, processes, title="features of")
-        features = torch.from_numpy(embedded.vectors), embedded.table
-        if processes.first:
-            _write(file, embedded, part.table)
+    features = _kept(model, part.table, recipe, processes.device)
+    # On another machine the cache may hold less. Each process computes a share, so then all of them compute.
+    found_by_all = all(sharing.exchange(features is not None))
+    if features is None or not found_by_all:
+        features = _compute(model, part, recipe, processes)
     wait_for_all(processes)
     return features
+
+
+def _kept(
+    model: EmbeddingModel, table: Table, recipe: Recipe, device: torch.device
+) -> tuple[Tensor, Table] | None:
+    """The features of a table from the cache: kept for this table, or for others that have its images."""
+    features = _read(features_file(model, recipe, table, device), table)
+    if features is not None:
+        return features
+    found = (_known_from_other_runs(place, table) for place in _folders(model, recipe.precision, device))
+    return next((features for features in found if features is not None), None)
+
+
+def _compute(model: EmbeddingModel, part: Part, recipe: Recipe, processes: Processes) -> tuple[Tensor, Table]:
+    """Compute the features of a part, and keep them under the name of the engine that did it."""
+    with sharing.first_of_machine_first():
+        encoder = feature_encoder(model, recipe.precision, processes.device)
+    sharing.refuse_differences({"engine": encoder.engine, "precision": encoder.precision})
+    folder = features_folder(model, encoder.engine, encoder.precision)
+    if processes.first:
+        by = model.spec["backbone"]
+        say(
+            f"computing features of {len(part.table):,} {part.title} images by {by}, "
+            f"kept in {folder} for other runs"
+        )
+    # Before anything is read, and before the key: a file that is replaced from now on shows it afterwards.
+    before = image_states(part.table.files)
+    key = features_key(model, recipe.precision, part.table)
+    small = model.preprocessing.resize <= SMALL_IMAGES
+    images = image_part(part.table, model.preprocessing, recipe, part.title, cache=small)
+    embedded = embed(encoder, images, recipe, processes, title="features of")
+    if processes.first:
+        _write(folder, key, embedded, part.table, before)
+    return torch.from_numpy(embedded.vectors), embedded.table
 
 
 def _known_from_other_runs(folder: Path, table: Table) -> tuple[Tensor, Table] | None:
@@ -143,18 +195,30 @@ def _read(file: Path, table: Table) -> tuple[Tensor, Table] | None:
     return stored["features"], table if readable.all() else table.where(readable)
 
 
-def _write(file: Path, embedded: Embedded, table: Table) -> None:
-    """Keep the features; without room for them the run goes on without."""
-    readable = np.isin(table.path, embedded.table.path)
+def _write(folder: Path, key: str, embedded: Embedded, table: Table, before: NDArray[np.uint8]) -> None:
+    """Keep the features; without room for them the run goes on without.
+
+    Args:
+        before: the states (N, 16) of the table's files before they were read.
+    """
+    unchanged = (before == image_states(table.files)).all(axis=1)
     # A box cuts a part out of the file: such features are not those of the whole image.
     whole = table.box is None
-    states = image_states(embedded.table.files) if whole else np.zeros((len(embedded.table), 16), np.uint8)
+    if not unchanged.all():
+        say(f"the features of {(~unchanged).sum():,} images are not kept: the files were just changed")
+        if not whole:
+            return
+        # Nobody knows which bytes of them were read. No table is called like this, so only single images are
+        # found here, and the changed ones have no state to be found by.
+        key = f"{key}-without-changed"
+    readable = np.isin(table.path, embedded.table.path)
     tensors = {
-        "states": torch.from_numpy(states),
+        "states": torch.from_numpy(np.where(unchanged[:, None] & whole, before, np.uint8(0))[readable]),
         "features": torch.from_numpy(embedded.vectors),
         "readable": torch.from_numpy(readable.astype(np.uint8)),
     }
     try:
+        file = folder / f"{key}.safetensors"
         write_atomically(file, lambda fresh: save_file(tensors, fresh, checksum_metadata(tensors)))
     except (OSError, SafetensorError) as error:
         say(f"features are not kept for the next run: {error}")
