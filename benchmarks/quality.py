@@ -68,10 +68,16 @@ def measure_cell(name: str, source: str, cell: str, work: Path) -> dict[str, Any
         "words": [text.replace(str(run), "RUN") for text in results["words"]["which"]],
         "chosen": chosen_values(run),
         "classes": {"all": results["catalogue"]["classes"]} if results["catalogue"] else {},
-        "refit": json.loads((run / "refit" / "results.json").read_text())["words"]["sentence"],
+        "refit": refit_sentence(run),
         "versions": {k: v for k, v in results["versions"].items() if k != "platform"},
         "processor_cores": os.cpu_count(),
     }
+
+
+def refit_sentence(run: Path) -> str | None:
+    """What the training on all classes says; None where there was none because training did not help."""
+    file = run / "refit" / "results.json"
+    return json.loads(file.read_text(encoding="utf-8"))["words"]["sentence"] if file.exists() else None
 
 
 def chosen_values(run: Path) -> dict[str, Any]:

@@ -1,16 +1,21 @@
 """`forerank evaluate RUN`: options are heard, and a recipe's ks fit whatever gallery there is."""
 
 import json
+import shlex
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import forerank.training
 from forerank.cli import run
 from forerank.data import Table
-from forerank.metrics import choose_reranking, evaluate
+from forerank.metrics import RerankChoice, choose_reranking, evaluate
 from forerank.models import save_model
 from forerank.training import embed_run, load_recipe
 from forerank.training.assemble import build_model
@@ -108,6 +113,30 @@ def test_a_re_ranking_is_chosen_on_the_validation_classes(
     assert f"chosen: {expected.chosen}" in capsys.readouterr().out
     assert run(["evaluate", str(folder), "--rerank", "auto", "--split", "validation"]) == 2
     assert "evaluate another split" in capsys.readouterr().err
+
+
+def test_the_command_for_a_search_with_the_chosen_re_ranking_works_as_it_stands(
+    folder: Path,
+    recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = tmp_path / "my runs" / "noise"
+    shutil.copytree(folder, place)
+    real = forerank.training.choose_run_reranking
+
+    def helped(*given: Any, **options: Any) -> RerankChoice:  # noise has nothing that could help
+        return replace(real(*given, **options), chosen="averaging:neighbours=2")
+
+    monkeypatch.setattr(forerank.training, "choose_run_reranking", helped)
+    assert run(["evaluate", str(place), "--rerank", "auto", "--no-nmi"]) == 0
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    command, _, serve = told.removeprefix("search the same way: ").partition(" && ")
+    assert shlex.split(serve) == ["forerank", "serve", str(place / "index")]
+    assert shlex.split(command)[3] == recipe.data.source
+    assert run(shlex.split(command)[1:]) == 0
+    assert (place / "index" / "CURRENT").exists()
 
 
 def test_a_run_is_evaluated_with_the_re_ranking_that_was_asked_for(

@@ -49,8 +49,8 @@ def test_files_that_cannot_be_read_are_counted_by_kind_with_what_to_do(mixed: Pa
         (mixed / name).write_bytes(b"x")
     notes = scan_folder(mixed).notes()
     assert notes == (
-        "1 PDF file was left out (the first is a/scan.pdf): save their pages as images",
-        "1 camera RAW file was left out (the first is a/shot.CR2): convert them to JPEG or PNG",
+        "1 PDF file was left out (a/scan.pdf): save its pages as images",
+        "1 camera RAW file was left out (a/shot.CR2): convert it to JPEG or PNG",
         "2 video files were left out (the first is b/film.MOV): take single pictures out of them, "
         "for instance with ffmpeg",
     )
@@ -97,6 +97,6 @@ def test_heic_photographs_are_read_with_the_extra_and_named_without(class_folder
     )
     assert checked.returncode == 0, checked.stderr
     assert (
-        "1 HEIC file was left out (the first is class0/IMG_0001.HEIC): "
-        "they are read after: pip install 'forerank[heic]'" in checked.stdout
+        "1 HEIC file was left out (class0/IMG_0001.HEIC): "
+        "it is read after: pip install 'forerank[heic]'" in checked.stdout
     )

@@ -260,7 +260,7 @@ def test_folder_faults_are_named(tmp_path: Path, image: Any) -> None:
     with pytest.raises(InputError, match="no image files in"):
         open_table(tmp_path)
     image(tmp_path / "loose.png", 0)
-    with pytest.raises(InputError, match=r"1 images and no class folders \(the first image is loose\.png\)"):
+    with pytest.raises(InputError, match=r"holds 1 image \(loose\.png\) and no class folders"):
         open_table(tmp_path)
     image(tmp_path / "a" / "1.png", 0)
     image(tmp_path / "b" / "1.png", 0)
@@ -301,7 +301,7 @@ def test_what_is_left_out_of_a_folder_is_named(class_folder: Path, image: Any) -
     table = open_table(class_folder)
     assert table.counts() == {"train": (18, 6)}
     assert table.notes == (
-        "1 video file was left out (the first is class0/film.mp4): take single pictures out of them, "
+        "1 video file was left out (class0/film.mp4): take single pictures out of it, "
         "for instance with ffmpeg",
         "1 image lies outside every class folder and was left out (loose.png): "
         "move it into a sub-folder of its class",

@@ -1,5 +1,6 @@
 """What cannot work is said in one sentence, before any work."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from forerank.cli import run as command
 from forerank.errors import InputError
 from forerank.training import load_recipe, train
 from forerank.training.assemble import build_model
+from forerank.training.prepare import open_parts
 from forerank.training.recipe import Recipe, override
 
 from .conftest import QUICK
@@ -86,6 +88,28 @@ def test_folders_that_are_none(tmp_path: Path, images: Path, capsys: pytest.Capt
     assert [p.name for p in (tmp_path / "taken").iterdir()] == ["thesis.txt"]
 
 
+def test_too_few_classes_are_told_how_many_are_needed(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for classes, has in ((1, "one has 1 class to train with"), (5, "one has 5 classes to train with")):
+        for number in range(classes):
+            shutil.copytree(
+                images / f"class_{number:02d}", tmp_path / "one" / str(number), dirs_exist_ok=True
+            )
+        assert command(["train", str(tmp_path / "one"), "--run", str(tmp_path / "run")]) == 2
+        needed = "and at least 6 are needed (2 to learn from, 2 for validation, 2 for test): add classes"
+        assert f"{has}, {needed}" in capsys.readouterr().err
+    shutil.copytree(images / "class_05", tmp_path / "one" / "5")
+    assert {len(table.classes) for table in open_parts(load_recipe(tmp_path / "one")).values()} == {2}
+
+
+def test_only_a_recipe_with_a_similar_name_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["train", "nope"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+    assert command(["train", "in-shop"]) == 2
+    assert "did you mean the recipe 'inshop'?" in capsys.readouterr().err
+
+
 def test_a_run_folder_of_another_recipe(
     tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,8 +152,6 @@ def test_weights_that_are_not_there_leave_no_folder(
 def test_damaged_files_of_a_run(
     begun: Path, tmp_path: Path, file: str, text: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import shutil
-
     run = tmp_path / "run"
     shutil.copytree(begun, run, symlinks=True)
     if file != "results.json":

@@ -6,22 +6,31 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from forerank.errors import InputError
-from forerank.metrics import METRICS, Metric
-from forerank.models import load_model
-from forerank.training import budget, load_recipe, train, train_within, tuning
-from forerank.training.assemble import build_model
+from forerank.cli import run as forerank
+from forerank.errors import InputError, MissingExtraError
+from forerank.metrics import METRICS, Metric, evaluate
+from forerank.models import create_model, load_model
+from forerank.training import budget, candidates, load_recipe, loop, train, train_within, tuning
+from forerank.training.assemble import Assembly, build_model
 from forerank.training.clock import Clock
 from forerank.training.recipe import Recipe, assigned_keys, override
-from forerank.training.trials import first_trials, open_search, search_space, trials_of
+from forerank.training.trials import first_trials, open_search, run_trial, search_space, trials_of
 
 from .conftest import QUICK
 
 FEW = ["steps=6", "every=2", "nmi=false"]
+# Enough for the network to become much better than it was.
+LEARNS = [*QUICK, "seed=1", "lr=3e-3", "steps=60", "every=30", "schedule.kind=cosine"]
+
+
+# One feature for each channel instead of one for each place: whitening many features takes long.
+NARROW = ["pooling=gem", "embedding_dim=0", "batch_size=16"]
 
 
 @pytest.fixture
@@ -49,8 +58,30 @@ def test_a_clock_counts_earlier_starts(tmp_path: Path) -> None:
     again = Clock.open(tmp_path, None)
     assert again.minutes == 10
     assert again.spent >= 300
-    with pytest.raises(InputError, match="above 0"):
-        Clock.open(tmp_path / "new", 0)
+    for wrong in (0, -5, float("nan"), 1e7):
+        for folder in (tmp_path, tmp_path / "new"):
+            with pytest.raises(InputError, match=r"above 0 and at most 1,000,000, not"):
+                Clock.open(folder, wrong)
+
+
+def test_without_optuna_nothing_is_computed(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "optuna"]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Hidden:
+        """Finds no Optuna, as if it were not installed."""
+
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name.partition(".")[0] == "optuna":
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [Hidden, *sys.meta_path])
+    with pytest.raises(MissingExtraError, match=r"pip install 'forerank\[budget\]'"):
+        train_within(load_recipe(images, [*QUICK, *FEW]), tmp_path / "run", 60)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_search_in_its_journal_goes_on_and_marks_what_was_cut_short(tmp_path: Path) -> None:
@@ -65,7 +96,7 @@ def test_a_search_in_its_journal_goes_on_and_marks_what_was_cut_short(tmp_path: 
 @pytest.mark.usefixtures("few")
 def test_a_small_network_is_searched_with_all_its_weights(images: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    recipe = load_recipe(images, [*QUICK, *FEW])
+    recipe = load_recipe(images, LEARNS)
     results = train_within(recipe, run, 60, fixed=frozenset({"loss.name"})).results
     trials = trials_of(open_search(run / "search" / "trials.journal", 0, 2))
     assert len(trials) == 4
@@ -75,22 +106,40 @@ def test_a_small_network_is_searched_with_all_its_weights(images: Path, tmp_path
     assert results["validation"]["best"] == pytest.approx(best)
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "4 trainings were compared" in page
-    assert "luck of the choice" in page
+    assert "on the test classes, which chose nothing, it is" in page
+    assert "luck" not in page
     assert json.loads((run / "refit" / "results.json").read_text())["test"] == {}
     assert train_within(recipe, run, 60).results == results  # finished: nothing is done again
 
 
 def test_when_the_time_is_over_the_training_on_all_classes_is_left_to_the_next_start(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(budget, "MOST_TRIALS", 1)
+    run = tmp_path / "run"
+    recipe = load_recipe(images, LEARNS)
+    with monkeypatch.context() as patch:
+        patch.setattr(Clock, "left", lambda *_: 0.0)
+        results = train_within(recipe, run, 60).results
+    assert results["best_step"] > 0
+    assert "the time is over" in capsys.readouterr().err
+    assert not (run / "refit").exists()
+    assert train_within(recipe, run, 60).results == results
+    assert (run / "refit" / "best" / "model.safetensors").exists()
+
+
+def test_without_time_for_a_step_there_is_nothing_to_train_on_all_classes(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    recipe = load_recipe(images, [*QUICK, *FEW])
-    results = train_within(recipe, run, 0.001).results
-    assert "trained" in results["test"]
-    assert "the time is over" in capsys.readouterr().err
+    command = ["train", str(images), *QUICK, *FEW, "--minutes", "0.001", "--run", str(run)]
+    for _ in range(2):
+        assert forerank(command) == 0
+        told = capsys.readouterr()
+        assert "kept: untrained" in told.out
+        assert f"no step of training was taken; the model to ship is the untrained one: {run}" in told.err
+        assert "all classes" not in told.err
     assert not (run / "refit").exists()
-    assert train_within(recipe, run, 0.001).results == results
-    assert (run / "refit" / "best" / "model.safetensors").exists()
 
 
 def test_sigterm_in_the_search_saves_the_time_and_says_how_to_go_on(images: Path, tmp_path: Path) -> None:
@@ -114,13 +163,18 @@ def test_sigterm_in_the_search_saves_the_time_and_says_how_to_go_on(images: Path
     assert json.loads((run / "budget.json").read_text())["spent"] > 1
 
 
-@pytest.mark.usefixtures("few")
-def test_the_training_on_all_classes_can_be_left_out(images: Path, tmp_path: Path) -> None:
+def test_the_training_on_all_classes_can_be_left_out(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "MOST_TRIALS", 1)
     run = tmp_path / "run"
-    recipe = load_recipe(images, [*QUICK, *FEW])
+    recipe = load_recipe(images, LEARNS)
     results = train_within(recipe, run, 60, refitted=False).results
-    assert train_within(recipe, run, 60, refitted=False).results == results
+    assert train_within(recipe, run, 60).results == results
+    assert forerank(["train", str(run)]) == 0  # the run remembers it
     assert not (run / "refit").exists()
+    assert forerank(["train", str(run), "--refit"]) == 0
+    assert (run / "refit" / "best" / "model.safetensors").exists()
 
 
 @pytest.mark.usefixtures("few")
@@ -159,6 +213,94 @@ def test_heads_are_compared_and_then_all_weights_start_from_the_best(
     assert (run / "search" / "tuned_on_all" / "best").exists() is tuned
     assert "trained" in results["test"]
     assert (run / "refit" / "best" / "model.safetensors").exists()
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of weights, so that a small network counts as a pretrained one; they have learned nothing."""
+    file = tmp_path_factory.mktemp("weights") / "glyphnet.safetensors"
+    save_file(create_model("glyphnet", embedding_dim=None, seed=3).backbone.state_dict(), file)
+    return file
+
+
+def test_a_tuned_backbone_that_is_better_is_taken_and_trained_again_on_all_classes(
+    images: Path, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("MOST_TRIALS", 1), ("REPEATED_TRIALS", 1), ("FEWEST_STEPS", 4)):
+        monkeypatch.setattr(budget, name, value)
+    monkeypatch.setattr(tuning, "MOST_STEPS", 40)
+    run = tmp_path / "run"
+    folder = str((run / "search" / "backbone").resolve())
+
+    def in_favour_of_tuning(a: Assembly, *rest: Any) -> tuple[float, int, int, bool]:
+        best, *more = run_trial(a, *rest)
+        return (best + (a.recipe.model.backbone == folder), *more)
+
+    monkeypatch.setattr(budget, "run_trial", in_favour_of_tuning)
+    # A rate at which the network learns something in forty steps, and nothing of its start mixed in.
+    given = ["optimiser.lr=3e-3", "optimiser.blend=1", "model.frozen=0"]
+    values = [f"backbone=glyphnet@{weights}", *NARROW, *FEW, *given]
+    results = train_within(load_recipe(images, values), run, 60, fixed=assigned_keys(given)).results
+    assert list(results["test"])[:2] == ["zero-shot", "tuned backbone"]
+    assert results["test"]["zero-shot"]["map@r"] != results["test"]["tuned backbone"]["map@r"]
+    assert load_recipe(run / "recipe.yaml").model.backbone == folder
+    again = json.loads((run / "search" / "tuned_on_all" / "results.json").read_text())
+    tuned = json.loads((run / "search" / "tuned" / "results.json").read_text())
+    assert again["steps"] == tuned["best_step"] > 0
+    # The model to ship stands on the network that learned from all classes, the measured one does not.
+    networks = [
+        load_model(run / place).backbone.state_dict()
+        for place in ("refit", "search/tuned_on_all", "best", "search/tuned")
+    ]
+    name = next(iter(networks[0]))
+    ship, of_all, measured, of_some = (network[name] for network in networks)
+    assert torch.equal(ship, of_all)
+    assert torch.equal(measured, of_some)
+    assert not torch.equal(ship, measured)
+
+
+def test_further_backbones_join_and_validation_chooses_how_many(
+    images: Path,
+    weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    single, further = f"glyphnet@{weights}", "glyphnet@48px"
+    monkeypatch.setattr(candidates, "SINGLE", single)
+    # The second is there only if a package is; the third never is.
+    monkeypatch.setattr(candidates, "FURTHER", {further: "json", "glyphnet@64px": "no_such_package"})
+    recipe = load_recipe(images, [f"backbone={single}", *NARROW, *FEW])
+
+    def opened(fixed: frozenset[str] = frozenset()) -> Any:
+        return budget._Search.open(recipe, tmp_path / "run", Clock(tmp_path / "run", 60), fixed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(budget, "FEATURES_SHARE", 0.0)
+        assert list(opened().candidates.inputs) == [single]
+        assert f"{further} is left out: its features would take about" in capsys.readouterr().err
+    assert list(opened(frozenset({"model.backbone"})).candidates.inputs) == [single]
+    search = opened()
+    assert list(search.candidates.inputs) == [single, f"{single}+{further}"]
+    figures = {}
+    for backbone, parts in search.candidates.inputs.items():
+        rows, labels = parts["validation"].data.features, parts["validation"].table.label
+        figures[backbone] = evaluate(rows, labels, ks=[1], nmi=False)["map@r"]
+    assert len(set(figures.values())) == 2
+    assert search.base.model.backbone == max(figures, key=figures.__getitem__)
+
+
+@pytest.mark.usefixtures("few")
+def test_a_mode_and_views_that_the_user_gave_stay(images: Path, weights: Path, tmp_path: Path) -> None:
+    values = [f"backbone=glyphnet@{weights}", *NARROW, *FEW]
+    clock = Clock(tmp_path / "run", 60)
+    for given, tunes in (["mode=auto"], True), (["mode=head"], False):
+        recipe = load_recipe(images, [*values, *given])
+        search = budget._Search.open(recipe, tmp_path / "run", clock, assigned_keys(given))
+        search._end_of_trials()
+        assert (search.tuning is not None) is tunes
+    assert budget.views_to_compare(frozenset({"data.crop"})).keys() == {"as they are", "colours and erasing"}
+    assert budget.views_to_compare(frozenset({"data.erase"})).keys() == {"as they are", "stronger crop"}
 
 
 def test_a_metric_for_which_lower_is_better_is_refused(
@@ -201,3 +343,73 @@ def test_the_first_of_several_networks_is_tuned_and_what_the_user_gave_stays() -
     full = tuning.tuning_recipe(recipe, frozenset({"optimiser.lr"}))
     assert (full.model.backbone, full.mode, full.evaluation.report) == ("glyphnet", "full", False)
     assert (full.optimiser.lr, full.optimiser.blend, full.batch.batch_size) == (3e-3, 0.5, 64)
+
+
+def test_a_search_goes_on_after_a_stop_when_the_winner_has_just_begun(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "MOST_TRIALS", 1)
+    run, flags = tmp_path / "run", ["--minutes", "60", "--no-refit"]
+    command = ["train", str(images), *QUICK, *FEW, "--run", str(run), *flags]
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "measure_before", stopped)
+        assert forerank(command) != 0
+    assert load_recipe(run / "recipe.yaml").batch.batch_size is not None
+    assert not (run / "best").exists()
+    assert forerank(["train", str(run)]) == 0  # the recipe there is that of the winner by now
+    assert forerank(command) == 0
+
+
+@pytest.fixture(scope="module")
+def searched(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished search that took no time; nothing is trained in it."""
+    run = tmp_path_factory.mktemp("searched") / "run"
+    train_within(load_recipe(images, [*QUICK, *FEW]), run, 0.001, fixed=assigned_keys([*QUICK, *FEW]))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ([*QUICK, *FEW, "seed=1"], "(seed is 0 there, 1 here): give another --run"),
+        ([*QUICK, *FEW, "loss=PNP-Dq"], "(loss.name is chosen by the search there, left alone here)"),
+    ],
+)
+def test_a_search_with_other_values_is_refused(
+    images: Path, searched: Path, values: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert forerank(["train", str(images), *values, "--minutes", "1", "--run", str(searched)]) == 2
+    assert f"{searched} is a run of another recipe {sentence}" in capsys.readouterr().err
+
+
+def test_a_search_of_other_images_is_refused_and_the_same_command_is_not(
+    images: Path, searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "others").mkdir()
+    within = ["--minutes", "1", "--run", str(searched)]
+    assert forerank(["train", str(tmp_path / "others"), *QUICK, *FEW, *within]) == 2
+    assert "is a run of another recipe (name is stripes there, others here" in capsys.readouterr().err
+    assert forerank(["train", str(images), *QUICK, *FEW, *within]) == 0
+    assert "is finished and not done again" in capsys.readouterr().err
+    assert forerank(["train", str(images), *QUICK, *FEW, f"run={searched}", "--minutes", "1"]) == 0
+    assert "is finished and not done again" in capsys.readouterr().err
+    assert forerank(["train", str(searched)]) == 0
+    for wrong in ("-5", "nan", "1e7"):
+        assert forerank(["train", str(searched), f"--minutes={wrong}"]) == 2
+        assert "--minutes must be above 0 and at most 1,000,000" in capsys.readouterr().err
+
+
+def test_minutes_are_refused_for_a_run_without_a_search(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train(load_recipe(images, [*QUICK, "steps=2", "report=false"]), run)
+    for source in (run, images):
+        assert forerank(["train", str(source), "--minutes", "1", "--run", str(run)]) == 2
+        assert f"{run} was trained without --minutes, so it has no search" in capsys.readouterr().err
+    assert not (run / "search").exists()
+    assert not (run / "refit").exists()

@@ -79,7 +79,7 @@ def test_never_worse_than_before(tmp_path: Path) -> None:
     test = outcome.results["test"]
     assert outcome.results["best_step"] == 0
     assert test["trained"] == test["untrained"]
-    assert "there, is kept" in outcome.results["notes"][-1]
+    assert "on the validation classes, is kept" in outcome.results["notes"][-1]
     assert outcome.results["kept"] == "untrained"
     assert str(outcome).splitlines()[-1].startswith("kept: untrained")
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")

@@ -125,7 +125,13 @@ def evaluate(
                 print(f"{choice}\n")
             _print(result, json, choice)
             if choice is not None and choice.chosen != NONE:
-                say(f"search the same way: forerank index {run} IMAGES -o INDEX --rerank {choice.chosen}")
+                from forerank.training import load_recipe
+                from forerank.training.outcome import next_command, write_source_to_index
+                from forerank.training.record import recipe_source
+
+                folder, recipe = Path(run), load_recipe(recipe_source(run))
+                write_source_to_index(folder, recipe)
+                say(f"search the same way: {next_command(folder, recipe, '--rerank', choice.chosen)}")
         return
     if embeddings is None:
         raise InputError("name a run folder, or give --embeddings e.npy --labels l.csv.")

@@ -66,13 +66,15 @@ def train(
 
     keep_freed_memory()
     recipe, folder = prepare_run(source, values, run)
-    if minutes is not None and run is None and not is_run(Path(source)):
+    given = [value for value in values if not value.startswith("run=")]
+    named = run is not None or len(given) < len(values)
+    if minutes is not None and not named and not is_run(Path(source)):
         folder = folder.with_name(f"{folder.name},minutes={minutes:g}")
     try:
         if minutes is not None or has_budget(folder):
-            outcome = train_within(
-                recipe, folder, minutes, fixed=assigned_keys(values), refitted=refit is not False
-            )
+            # A run folder alone stands for what its search was begun with.
+            fixed = assigned_keys(given) if given or not is_run(Path(source)) else None
+            outcome = train_within(recipe, folder, minutes, fixed=fixed, refitted=refit)
         else:
             outcome = start(recipe, folder)
             if refit:
@@ -89,7 +91,11 @@ def train(
     print(outcome)
     if outcome.results["report"]:
         say(f"\nreport: {outcome.results['report']}")
-    if shipped_model(str(folder)) != str(folder):
+    if "next" not in outcome.results:  # a model of all classes: its words have said everything
+        return
+    if outcome.learned_nothing:
+        say(outcome.model_to_ship)
+    elif shipped_model(str(folder)) != str(folder):
         say(f"model to ship, trained on all classes: {shipped_model(str(folder))}")
     else:
         say(f"train it once more on all classes, to ship it: forerank train {quote(str(folder))} --refit")

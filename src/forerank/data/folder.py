@@ -22,6 +22,15 @@ PARTS = {
 }
 
 
+def _some_images(paths: list[str]) -> str:
+    """How many images there are, and one of them.
+
+    >>> _some_images(["a.jpg"]), _some_images(["a.jpg", "b.jpg"])
+    ('1 image (a.jpg)', '2 images (the first is a.jpg)')
+    """
+    return f"1 image ({paths[0]})" if len(paths) == 1 else f"{len(paths):,} images (the first is {paths[0]})"
+
+
 def read(root: Path) -> Table:
     """Read a folder of class folders.
 
@@ -41,7 +50,7 @@ def read(root: Path) -> Table:
     loose = [p for p in content.images if "/" not in p]
     if not path:
         raise InputError(
-            f"{root} holds {len(loose):,} images and no class folders (the first image is {loose[0]}): "
+            f"{root} holds {_some_images(loose)} and no class folders: "
             "make one sub-folder per class, or write a CSV file with the columns path and label"
         )
     notes = content.notes()

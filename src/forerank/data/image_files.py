@@ -12,6 +12,8 @@ _HEIC = ("HEIC", "they are read after: pip install 'forerank[heic]'")
 _VIDEO = ("video", "take single pictures out of them, for instance with ffmpeg")
 _RAW = ("camera RAW", "convert them to JPEG or PNG")
 _LAYERS = ("layered or drawn", "save them as PNG")
+# The same words for one file.
+_FOR_ONE = {"they are read": "it is read", "them": "it", "their": "its"}
 # Ending -> kind of file, what to do. Other files (text, tables, archives) are passed over without a word.
 UNREADABLE = {
     **dict.fromkeys((".heic", ".heif", ".hif"), _HEIC),
@@ -34,13 +36,24 @@ class FolderContent:
 
         >>> FolderContent(["a/1.jpg"], ["a/2.pdf", "a/3.pdf"]).notes()
         ('2 PDF files were left out (the first is a/2.pdf): save their pages as images',)
+        >>> FolderContent(["a/1.jpg"], ["a/2.pdf"]).notes()
+        ('1 PDF file was left out (a/2.pdf): save its pages as images',)
         """
         kinds = [UNREADABLE[os.path.splitext(path)[1].lower()] for path in self.unreadable]  # noqa: PTH122
-        return tuple(
-            f"{number:,} {kind} {'file was' if number == 1 else 'files were'} left out "
-            f"(the first is {self.unreadable[kinds.index((kind, remedy))]}): {remedy}"
-            for (kind, remedy), number in Counter(kinds).items()
-        )
+        notes = []
+        for (kind, remedy), number in Counter(kinds).items():
+            first = self.unreadable[kinds.index((kind, remedy))]
+            if number == 1:
+                notes.append(f"1 {kind} file was left out ({first}): {_for_one(remedy)}")
+            else:
+                notes.append(f"{number:,} {kind} files were left out (the first is {first}): {remedy}")
+        return tuple(notes)
+
+
+def _for_one(remedy: str) -> str:
+    for several, one in _FOR_ONE.items():
+        remedy = remedy.replace(several, one)
+    return remedy
 
 
 def is_hidden(path: str) -> bool:

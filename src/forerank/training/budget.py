@@ -1,7 +1,7 @@
 """The best model that a given time allows: features once, many trials, then all weights, then all classes.
 
-Every choice is made on the validation classes. The test classes choose nothing; they say in the end how much
-of the gain was luck of the choice.
+Every choice is made on the validation classes. The test classes choose nothing; they say in the end what is
+found of the gain on classes that had no part in the choice.
 """
 
 import os
@@ -15,11 +15,12 @@ import torch
 
 from forerank.console import say
 from forerank.data import Table
-from forerank.errors import ForerankError, InputError
+from forerank.errors import ForerankError, InputError, require
 from forerank.machine import choose_device
 from forerank.metrics import Evaluation
 from forerank.metrics.registry import find_metric, shown
 from forerank.models.backbones import has_weights
+from forerank.models.storage import REFIT
 from forerank.report.trials import trials_section
 from forerank.training.assemble import assemble, build_model, open_inputs
 from forerank.training.candidates import BackboneCandidates, further_backbones, seconds_in_torch
@@ -28,13 +29,14 @@ from forerank.training.image_check import check_images
 from forerank.training.interruption import InterruptedRun, Interruption
 from forerank.training.loop import train
 from forerank.training.measure import Part
-from forerank.training.outcome import Outcome, finished_outcome
+from forerank.training.outcome import Outcome, before_name, finished_outcome
 from forerank.training.prelude import Prelude
 from forerank.training.prepare import complete_recipe, open_parts
 from forerank.training.processes import Processes
-from forerank.training.recipe import Recipe, load_recipe, override, recipe_text
-from forerank.training.record import RECIPE, RESULTS, read_json, refuse_other_run, write_json
-from forerank.training.refitting import SEARCH, TUNED_MODEL, TUNED_RUN, refit
+from forerank.training.recipe import Recipe, assigned_keys, load_recipe, override, recipe_text
+from forerank.training.record import RESULTS, write_json
+from forerank.training.refitting import TUNED_MODEL, TUNED_RUN, refit
+from forerank.training.search_folder import SEARCH, claim_search, search_file
 from forerank.training.trials import (
     MOST_TRIALS,
     Trial,
@@ -48,7 +50,7 @@ from forerank.training.trials import (
 from forerank.training.tuning import TuningCost, put_beside, tuning_cost, tuning_recipe
 from forerank.training.whitening import HeadStart
 
-FIXED, CHOSEN, PLANNED, DECIDED = "fixed.json", "chosen.json", "tuning.yaml", "tuning.json"
+CHOSEN, PLANNED, DECIDED = "chosen.json", "tuning.yaml", "tuning.json"
 # Further backbones join while their features end before this share of the time.
 FEATURES_SHARE = 0.7
 # Where all weights are trained, trials have this share of what the features left.
@@ -75,17 +77,20 @@ def train_within(
     run: Path,
     minutes: float | None = None,
     *,
-    fixed: frozenset[str] = frozenset(),
-    refitted: bool = True,
+    fixed: frozenset[str] | None = None,
+    refitted: bool | None = None,
 ) -> Outcome:
     """Use a number of minutes as well as possible; the same call continues an interrupted search.
 
     Args:
         recipe: what to start from.
         minutes: the whole time, earlier starts included; None: as the run was begun.
-        fixed: dotted keys that the user chose and the search leaves alone.
-        refitted: whether the chosen settings are trained once more on all classes.
+        fixed: dotted keys that the user chose and the search leaves alone; None: as the run was begun, or
+            none.
+        refitted: whether the chosen settings are trained once more on all classes; None: as the run was
+            begun, or yes.
     """
+    require("optuna")  # before the features, which can take an hour
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("--minutes works in one process: start it without torchrun")
     if find_metric(figure := recipe.evaluation.choose_by)[0].better != "higher":
@@ -94,20 +99,13 @@ def train_within(
         )
     run = Path(run)
     clock = Clock.open(run, minutes)
+    recipe, fixed, refitted = claim_search(run, recipe, fixed, refitted)
     if (run / RESULTS).exists():
-        if refitted and not (run / "refit" / RESULTS).exists():
+        if minutes is not None:
+            say(f"the search of {run} is finished and not done again; for another one give another --run")
+        if refitted and not (run / REFIT / RESULTS).exists():
             refit(run)
         return finished_outcome(run)
-    base_file = run / SEARCH / RECIPE
-    if base_file.exists():
-        recipe = load_recipe(base_file)
-        fixed = frozenset(_known(run, FIXED, "keys")["keys"])
-    else:
-        refuse_other_run(run, recipe)
-        for place in (run / RECIPE, base_file):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(recipe_text(recipe), encoding="utf-8")
-        write_json(run / SEARCH / FIXED, {"keys": sorted(fixed)})
     clock.save()
     with Interruption() as interruption, interruption.at_once():
         try:
@@ -129,9 +127,9 @@ def _search_and_train(
     recipe, prelude = search.tune(search.compare_trials())
     clock.save()
     end = clock.ending(search.at_the_end + search.refit_seconds)
-    outcome = train(recipe, run, deadline=end, prelude=prelude)
+    outcome = train(recipe, run, deadline=end, prelude=prelude, names_data=False)
     clock.save()
-    if not refitted:
+    if not refitted or outcome.learned_nothing:
         return outcome
     if clock.left() > 0:
         refit(run, clock.ending(0.0), search.seconds_after_tuning)
@@ -174,6 +172,8 @@ class _Search:
         device = choose_device(recipe.device)
         processes = Processes(0, 1, torch.device(device))
         frozen = recipe.mode != "full" and recipe.model.pretrained and has_weights(recipe.model.backbone)
+        if recipe.mode == "auto":
+            fixed -= {"mode"}  # whoever gives it chooses nothing
         recipe = replace(recipe, mode="head" if frozen else "full")
         tables = open_parts(recipe)
         if not len(tables["validation"]) or recipe.evaluation.choose_on == "test":
@@ -182,6 +182,8 @@ class _Search:
             )
         images = check_images(run / SEARCH, tables, recipe, processes)
         images.write(run / SEARCH)
+        for note in dict.fromkeys([*tables["train"].notes, *images.notes]):  # once, before the long work
+            say(note)
         tables = images.parts
         base = complete_recipe(recipe, tables["train"], 1, device)
         if "evaluation.patience" not in fixed:  # the winner shall reach what it reached as a trial
@@ -299,7 +301,8 @@ class _Search:
         """The moment at which trials end: early if training all weights is to follow."""
         end = self.clock.ending(self.at_the_end)
         left = end - time.monotonic()
-        if self.candidates is None or left < 60:  # not even worth the time to measure a step
+        # A mode that the user gave stays; under a minute is not even worth the time to measure a step.
+        if self.candidates is None or "mode" in self.fixed or left < 60:
             return end
         cost = tuning_cost(tuning_recipe(self.base, self.fixed), self.candidates)
         steps = cost.fitting((1 - TRIALS_SHARE) * left)
@@ -323,7 +326,7 @@ class _Search:
             self.tuning = None
             return recipe, prelude
         row, plain = self.zero_shot
-        return tuned, replace(prelude, rows={"zero-shot": row}, plain=plain)
+        return tuned, replace(prelude, rows={before_name(self.base): row}, plain=plain)
 
     def _tuned(self, recipe: Recipe, winner: Trial) -> Recipe | None:
         """The recipe of a head on the tuned backbone; None if that is not better, or there is no time."""
@@ -340,7 +343,9 @@ class _Search:
             if figures is None:
                 return None
             write_json(decided, figures)
-        best, values = (_known(self.run, DECIDED, "figure", "values")[key] for key in ("figure", "values"))
+        best, values = (
+            search_file(self.run, DECIDED, "figure", "values")[key] for key in ("figure", "values")
+        )
         by, before = recipe.evaluation.choose_by, winner.figure or 0.0
         better = best > before
         told = f"{shown(by, best)} on the tuned backbone" if best >= 0 else "not raised by tuning"
@@ -365,8 +370,9 @@ class _Search:
             def fitting() -> int:
                 return cost.fitting(self.clock.ending(self.at_the_end + heads) - time.monotonic())
 
-            if fitting() >= STEPS_FOR_VIEWS and not {"data.colour", "data.erase"} & self.fixed:
-                full = self._with_better_views(full, STEPS_FOR_VIEWS // 9)
+            views = views_to_compare(self.fixed)
+            if len(views) > 1 and fitting() >= STEPS_FOR_VIEWS:
+                full = self._with_better_views(full, views, STEPS_FOR_VIEWS // 9)
             cost.steps = fitting()
             if cost.steps < FEWEST_STEPS:
                 return None
@@ -374,7 +380,7 @@ class _Search:
             planned.write_text(recipe_text(full), encoding="utf-8")
         say(f"all weights of {full.model.backbone}: {cost.steps} steps of about {cost.step:.1f} s")
         end = time.monotonic() + 1.15 * cost.steps * cost.step
-        outcome = train(full, self.run / TUNED_RUN, deadline=end, tested=False)
+        outcome = train(full, self.run / TUNED_RUN, deadline=end, tested=False, names_data=False)
         self.clock.save()
         best: dict[str, Any] = {"figure": -1.0, "values": {}}
         if outcome.results["best_step"] == 0:  # the pretrained weights are better: there is nothing new
@@ -389,19 +395,19 @@ class _Search:
                 best = {"figure": figure, "values": dict(trial.values)}
         return best
 
-    def _with_better_views(self, recipe: Recipe, steps: int) -> Recipe:
+    def _with_better_views(self, recipe: Recipe, views: Mapping[str, list[str]], steps: int) -> Recipe:
         """The recipe with the training views that are better on validation after some steps."""
         figures: dict[str, float] = {}
-        for name, values in VIEWS.items():
+        for name, values in views.items():
             short = [f"schedule.steps={steps}", f"evaluation.every={steps}"]
             figures[name], *_ = self._run(override(recipe, [*values, *short]))
             say(f"training views, {name}: {shown(recipe.evaluation.choose_by, figures[name])}")
-        return override(recipe, VIEWS[max(figures, key=lambda name: figures[name])])
+        return override(recipe, views[max(figures, key=lambda name: figures[name])])
 
 
-def _known(run: Path, file: str, *keys: str) -> dict[str, Any]:
-    """What an earlier start of the search wrote."""
-    return read_json(run / SEARCH / file, keys, f"remove {run} to start again")
+def views_to_compare(fixed: frozenset[str]) -> dict[str, list[str]]:
+    """The kinds of training views that change nothing of what the user gave."""
+    return {name: values for name, values in VIEWS.items() if not assigned_keys(values) & fixed}
 
 
 def _tried(study: Any) -> int:

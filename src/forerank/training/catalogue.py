@@ -1,4 +1,4 @@
-"""Recall@1 over the whole catalogue: what a search page over all classes delivers."""
+"""Recall@1 over the whole catalogue: every image of every class searched among all others."""
 
 from typing import Any
 
@@ -63,8 +63,8 @@ def catalogue_sentence(catalogue: dict[str, Any], test_classes: int, headline: f
     >>> print(catalogue_sentence({"recall@1": 0.7, "new_classes": 0.57, "known_classes": 0.75,
     ...                           "images": 1200, "classes": 40}, 12, 0.82))
     among all 1,200 images of all 40 classes, 70.0 of 100 searches find the right class first \
-(57.0 for images of the 12 test classes, 75.0 for images of the other classes); the 82.0 of the headline \
-is for the test classes searched among themselves
+(57.0 for images of the 12 test classes, 75.0 for images of the other classes); the 82.0 above is for the \
+test classes searched among themselves
     """
     everywhere, new, known, among_test = (
         percent(share, mark=False)
@@ -74,6 +74,5 @@ is for the test classes searched among themselves
         f"among all {catalogue['images']:,} images of all {catalogue['classes']:,} classes, "
         f"{everywhere} of 100 searches find the right class first "
         f"({new} for images of the {test_classes:,} test classes, {known} for images of the other "
-        f"classes); the {among_test} of the headline is for the test classes searched among "
-        "themselves"
+        f"classes); the {among_test} above is for the test classes searched among themselves"
     )

@@ -9,6 +9,7 @@ from forerank.training.record import BUDGET, read_json, write_json
 
 # Left unused of every budget: a share of it, and seconds.
 MARGIN_SHARE, MARGIN_SECONDS = 0.02, 5.0
+MOST_MINUTES = 1_000_000
 
 
 @dataclass
@@ -23,12 +24,14 @@ class Clock:
     @classmethod
     def open(cls, run: Path, minutes: float | None) -> "Clock":
         """Continue the clock of a run, or start it."""
+        if minutes is not None and not 0 < minutes <= MOST_MINUTES:  # not a number is neither
+            raise InputError(f"--minutes must be above 0 and at most {MOST_MINUTES:,}, not {minutes:g}")
         file = run / BUDGET
         if file.exists():
             known = read_json(file, ("minutes", "spent"), f"remove {run} to start again")
             return cls(run, float(minutes or known["minutes"]), float(known["spent"]))
-        if minutes is None or not 0 < minutes < 1e6:
-            raise InputError(f"--minutes must be above 0, not {minutes}")
+        if minutes is None:
+            raise InputError(f"{run} has no search to continue: give --minutes to begin one")
         return cls(run, minutes)
 
     def moment(self, share: float) -> float:

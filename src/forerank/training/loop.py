@@ -8,7 +8,7 @@ run that was killed and resumed ends with the same weights.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,6 +63,7 @@ def train(
     deadline: float | None = None,
     prelude: Prelude | None = None,
     tested: bool = True,
+    names_data: bool = True,
 ) -> Outcome:
     """Train by a recipe into a run folder; a run that was started there is resumed where it stopped.
 
@@ -70,6 +71,7 @@ def train(
         deadline: moment of `time.monotonic` at which training ends with the best model so far; None: never.
         prelude: what came before this run and is told with its results.
         tested: False leaves the test part alone, for one step of a search.
+        names_data: False if what was left out of the data has been said already.
 
     Raises:
         InputError: the recipe, the data or the folder cannot work, said before any work starts.
@@ -87,8 +89,7 @@ def train(
                 check_method(complete)  # a wrong name or argument is refused here
                 if processes.first:
                     refuse_other_run(run, complete)
-                    for note in parts["train"].notes:
-                        say(note)
+                    _say_all(parts["train"].notes if names_data else ())
                 if (run / RESULTS).exists():
                     return finished_outcome(run)
                 model = build_model(complete)  # weights that cannot be had are refused before any work
@@ -97,6 +98,7 @@ def train(
                 if processes.first:
                     claim_run(run, recipe)
                     images.write(run)
+                    _say_all(images.notes if names_data else ())
                 wait_for_all(processes)
                 a = assemble(recipe, images.parts, processes, model)
                 if processes.first:
@@ -113,8 +115,8 @@ def train(
         save_every = recipe.save_every or validate_every
         record = opened.enter_context(closing(Record(run, recipe, processes, state.step, state.validated)))
         begun, stream = state.step, BatchStream(lambda step: a.open_batches(step, steps), state.step)
-        if processes.first:
-            say(a.describe(steps, state.step))
+        if processes.first and end:
+            say(a.describe(end, state.step))
 
         with bar("training", end, processes) as advance:
             advance(state.step)
@@ -160,6 +162,11 @@ def train(
             raise InterruptedRun(run, state.step, interruption.signal) from None
         except OSError as error:
             raise cannot_write(f"the results in {run}", run, error) from error
+
+
+def _say_all(notes: Iterable[str]) -> None:
+    for note in notes:
+        say(note)
 
 
 def take_step(a: Assembly, batch: Batch, step: int) -> float:

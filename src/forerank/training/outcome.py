@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from forerank.console import format_table, say
+from forerank.data import open_table
 from forerank.errors import ForerankError
 from forerank.metrics import Evaluation
 from forerank.metrics.registry import figures_line, is_better, shown, title
@@ -24,14 +26,21 @@ from forerank.training.batches import SMALL_IMAGES
 from forerank.training.catalogue import catalogue_sentence, measure_catalogue
 from forerank.training.checkpoint import BEST, save_state, write_checkpoint
 from forerank.training.measure import embed, image_part, measure
-from forerank.training.prelude import Prelude, luck_sentence
+from forerank.training.prelude import Prelude, gains_sentence
 from forerank.training.prepare import starts_from_saved
 from forerank.training.processes import wait_for_all
 from forerank.training.recipe import Recipe, nested
-from forerank.training.record import RESULTS, Record, computed_with, read_json, write_json
+from forerank.training.record import (
+    RESULTS,
+    Record,
+    computed_with,
+    explain_write_errors,
+    read_json,
+    write_json,
+)
 from forerank.training.whitening import WHITENED
 
-BEFORE = "before.json"
+BEFORE, IMAGES = "before.json", "images.csv"
 # The row of the backbone whose weights a search has trained, before its new head.
 TUNED = "tuned backbone"
 
@@ -42,6 +51,18 @@ class Outcome:
 
     run: Path
     results: Mapping[str, Any]
+
+    @property
+    def learned_nothing(self) -> bool:
+        """Whether the model from before is kept just as it is, so that more classes would teach nothing."""
+        return _is_as_before(self.results.get("kept"))
+
+    @property
+    def model_to_ship(self) -> str:
+        """For a run that learned nothing: which model to use."""
+        kind = {"zero-shot": "pretrained"}.get(self.results["kept"], self.results["kept"])
+        why = "training did not help" if self.results["steps"] else "no step of training was taken"
+        return f"{why}; the model to ship is the {kind} one: {self.run / BEST}"
 
     def __str__(self) -> str:
         kept = self.results.get("kept")
@@ -85,6 +106,21 @@ def after_name(kept: str | None) -> str:
     ('trained', 'kept: zero-shot')
     """
     return "trained" if kept is None else f"kept: {kept}"
+
+
+def _is_as_before(kept: str | None) -> bool:
+    """Whether a kept row is the model from before: a whitened head and a tuned backbone have learned."""
+    return kept not in (None, WHITENED, TUNED)
+
+
+def _whose_numbers(run: Path, kept: str | None) -> str:
+    """Which model the numbers belong to, and which other one there may be."""
+    other = (
+        f"the one that a refit puts into {run / REFIT} learns from all classes and has no number of its own"
+    )
+    if _is_as_before(kept):
+        other = "nothing that was trained is better, so there is no other one to ship"
+    return f"all these numbers belong to the model in {run / BEST}; {other}"
 
 
 def measure_before(run: Path, a: Assembly, prelude: Prelude) -> dict[str, Any]:
@@ -215,7 +251,8 @@ def measure_after(
     """Measure the chosen model on the test part unless it is to be left alone, write results and report."""
     recipe, processes = a.recipe, a.processes
     kept = before["kept"] if state["best_step"] == 0 else None
-    notes = notes_of(recipe, state, before, [*a.test.table.notes, *about_data])
+    about_data = [*a.train.table.notes, *about_data]
+    notes = notes_of(recipe, state, before, about_data)
     results = {
         "test": {},
         "kept": kept,
@@ -239,7 +276,8 @@ def measure_after(
     }
     if recipe.data.all_classes:
         classes = len(a.train.table.classes)
-        sentence = f"Trained on all {classes:,} classes; no class is left to measure this model on."
+        did = "Whitened" if kept == WHITENED else "Trained"
+        sentence = f"{did} on all {classes:,} classes; no class is left to measure this model on."
         results["words"] = {"sentence": sentence, "warnings": [], "which": []}
     elif not tested:
         sentence = "One step of a search; the test classes were left alone."
@@ -247,7 +285,7 @@ def measure_after(
     else:
         results |= _measure_chosen(run, a, before, record, state, prelude, notes)
     if processes.first:
-        for note in notes:
+        for note in notes[len(about_data) :]:  # what is about the data was said at the start
             say(note)
         write_json(run / RESULTS, results)
     wait_for_all(processes)
@@ -280,17 +318,16 @@ def _measure_chosen(
         if prelude.trials and first is not None:
             figure = recipe.evaluation.choose_by
             gains = state["best"] - before["plain"], after[figure] - first[figure]
-            which.append(luck_sentence(prelude.trials, figure, *gains))
-        which.append(
-            f"all these numbers belong to the model in {run / BEST}; the one that a refit puts into "
-            f"{run / REFIT} learns from all classes and has no number of its own"
-        )
+            which.append(gains_sentence(prelude.trials, figure, *gains))
+        which.append(_whose_numbers(run, kept))
     words: dict[str, Any] = {
         "sentence": plain_sentence(first, after, changed=kept is None or kept != first_name),
         "warnings": plain_warnings(first, after, labels),
         "which": which,
     }
     record.add(state["step"], test=_numbers(after))
+    if processes.first:
+        write_source_to_index(run, recipe)
     if processes.first and recipe.evaluation.report:
         write_report(
             run / "report.html",
@@ -317,15 +354,36 @@ def _measure_chosen(
     }
 
 
-def next_command(run: Path, recipe: Recipe) -> str:
+def next_command(run: Path, recipe: Recipe, *options: str) -> str:
     """What to do with a trained model, with the paths of this run in it.
+
+    Args:
+        options: of `forerank index`.
 
     >>> next_command(Path("runs/birds"), Recipe())
     'forerank index runs/birds glyphs -o runs/birds/index && forerank serve runs/birds/index'
     """
-    images = shlex.quote(recipe.data.root or recipe.data.source)
-    model, index = shlex.quote(str(run)), shlex.quote(str(run / "index"))
-    return f"forerank index {model} {images} -o {index} && forerank serve {index}"
+    model, images, index, *more = map(
+        shlex.quote, [str(run), source_to_index(run, recipe), str(run / "index"), *options]
+    )
+    return f"{' '.join(['forerank index', model, images, '-o', index, *more])} && forerank serve {index}"
+
+
+def source_to_index(run: Path, recipe: Recipe) -> str:
+    """Where `forerank index` finds the images of a run with their labels."""
+    d = recipe.data
+    if Path(d.source).suffix.lower() != ".csv":
+        return d.root or d.source
+    return d.source if d.root is None else str(run / IMAGES)
+
+
+def write_source_to_index(run: Path, recipe: Recipe) -> None:
+    """Write the run's own copy of a CSV table whose paths start elsewhere: an index takes no root."""
+    if source_to_index(run, recipe) == str(run / IMAGES) and not (run / IMAGES).exists():
+        table = open_table(recipe.data.source, root=recipe.data.root)
+        paths = [str((Path(table.root) / path).absolute()) for path in table.path.tolist()]
+        with explain_write_errors(run / IMAGES):
+            table.with_columns(path=np.array(paths)).write_csv(run / IMAGES)
 
 
 def _choice(recipe: Recipe, state: Mapping[str, Any], before: float | None) -> CheckpointChoice | None:
@@ -341,11 +399,13 @@ def notes_of(
     """What a reader must not miss."""
     notes, choice = list(about_data), before["choice"]
     if choice is not None and state["best_step"] == 0:
+        by = recipe.evaluation.choose_by
+        why = f"training did not improve {by}" if state["step"] else "no step of training was taken"
         notes.append(
-            f"training did not improve {recipe.evaluation.choose_by} on the validation classes: the "
-            f"{before['kept']} model, which has {shown(recipe.evaluation.choose_by, choice)} there, is kept"
+            f"{why}: the {before['kept']} model, which has {shown(by, choice)} on the validation classes, "
+            "is kept"
         )
-    if choice is None:
+    if choice is None and not recipe.data.all_classes:
         notes.append("no validation classes were held out: the last checkpoint is the model")
     if recipe.evaluation.choose_on == "test":
         notes.append(

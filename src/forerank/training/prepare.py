@@ -60,6 +60,7 @@ def open_parts(recipe: Recipe) -> dict[str, Table]:
     if needs_validation or needs_test:
         # data.validation is a share of what remains for training once the test classes are taken away.
         share = d.validation * (1 - d.test) if needs_test else d.validation
+        _check_class_number(table, validation=needs_validation, test=needs_test)
         table = hold_out(
             table, share if needs_validation else 0.0, recipe.seed, test=d.test if needs_test else 0.0
         )
@@ -72,6 +73,18 @@ def open_parts(recipe: Recipe) -> dict[str, Table]:
         if len(parts[split]) == 0:
             raise InputError(f"{table.name} has no {split} images (source: {d.source})")
     return parts
+
+
+def _check_class_number(table: Table, *, validation: bool, test: bool) -> None:
+    """Refuse data with fewer classes than each part must have, two of each."""
+    parts = ["2 to learn from", *["2 for validation"] * validation, *["2 for test"] * test]
+    classes, needed = len(np.unique(table.label[table.split == "train"])), 2 * len(parts)
+    if classes < needed:
+        has = f"{classes} {'class' if classes == 1 else 'classes'}"
+        raise InputError(
+            f"{table.name} has {has} to train with, and at least {needed} are needed "
+            f"({', '.join(parts)}): add classes, one sub-folder or label each"
+        )
 
 
 def complete_recipe(recipe: Recipe, train: Table, processes: int, device: str) -> Recipe:

@@ -12,6 +12,7 @@ forerank.errors.InputError: unknown recipe key 'optimiser.lrr': did you mean 'op
 """
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -343,6 +344,8 @@ def load_recipe(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
         where = "the recipe folder"
     else:
         guess = nearest(name, recipe_names())
+        if guess and not _are_close(name, guess):  # a path is as likely as a name here
+            guess = None
         hint = (
             f": did you mean the recipe {guess!r}?" if guess else f" (recipes: {', '.join(recipe_names())})"
         )
@@ -361,6 +364,16 @@ def load_recipe(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
             {**variants[variant], "variant": variant}, f"{where}, variant {variant}", recipe
         )
     return override(recipe, [text for text in chosen if text not in picked])
+
+
+def _are_close(name: str, other: str) -> bool:
+    """Whether one is likely the other with a slip, or its beginning.
+
+    >>> _are_close("glyps", "glyphs"), _are_close("vehicle", "vehicle_id"), _are_close("nope", "inshop")
+    (True, True, False)
+    """
+    folded = name.casefold()
+    return other.startswith(folded) or difflib.SequenceMatcher(None, folded, other).ratio() > 0.7
 
 
 def _read_yaml(path: Any, where: str) -> dict[str, Any]:

@@ -126,16 +126,21 @@ def refuse_other_run(run: Path, recipe: Recipe) -> None:
     """Refuse a folder that is another recipe's run, or no run at all."""
     begun = begun_recipe(run)
     if begun is not None:
-        other = differences(begun, recipe)
-        if other:
-            key, (theirs, ours) = next(iter(other.items()))
-            more = f" and {len(other) - 1} more" if len(other) > 1 else ""
-            raise InputError(
-                f"{run} is a run of another recipe ({key} is {theirs} there, {ours} here{more}): "
-                f"give another --run, or resume it as it is with: {resume_line(run)}"
-            )
+        refuse_other_values(run, differences(begun, recipe))
     elif run.exists() and not is_run(run) and (not run.is_dir() or any(run.iterdir())):
         raise InputError(f"{run} is not empty and not a run folder: give another --run")
+
+
+def refuse_other_values(run: Path, other: Mapping[str, tuple[Any, Any]]) -> None:
+    """Refuse values that a run was not begun with: dotted key -> (the run's value, the one given now)."""
+    if not other:
+        return
+    key, (theirs, ours) = next(iter(other.items()))
+    more = f" and {len(other) - 1} more" if len(other) > 1 else ""
+    raise InputError(
+        f"{run} is a run of another recipe ({key} is {theirs} there, {ours} here{more}): "
+        f"give another --run, or resume it as it is with: {resume_line(run)}"
+    )
 
 
 def claim_run(run: Path, recipe: Recipe) -> None:

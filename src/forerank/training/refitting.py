@@ -16,12 +16,11 @@ from forerank.training.loop import train
 from forerank.training.outcome import Outcome, finished_outcome
 from forerank.training.recipe import Recipe, load_recipe
 from forerank.training.record import RECIPE
+from forerank.training.search_folder import SEARCH
 from forerank.training.tuning import put_beside
 from forerank.training.whitening import WHITENED
 
-# Where a search within a time keeps its trials; the run that trained all weights of one network; the backbone
-# with that network in it.
-SEARCH = "search"
+# Of a search: the run that trained all weights of one network; the backbone with that network in it.
 TUNED_RUN, TUNED_MODEL = f"{SEARCH}/tuned", f"{SEARCH}/backbone"
 
 
@@ -56,14 +55,22 @@ def refit(run: Path, deadline: float | None = None, after_tuning: float = 0.0) -
     Args:
         deadline: moment of `time.monotonic` at which training ends; None: never.
         after_tuning: seconds that follow the training of all weights of a tuned backbone.
+
+    Returns:
+        The outcome of the second training; that of the run itself where the run learned nothing, so that
+        there is nothing to train once more.
     """
     run = Path(run)
-    recipe = refit_recipe(load_recipe(run / RECIPE), finished_outcome(run).results)
+    measured = finished_outcome(run)
+    if measured.learned_nothing:
+        return measured
+    recipe = refit_recipe(load_recipe(run / RECIPE), measured.results)
     say(f"\ntraining once more, on all classes, for the model to ship: {run / REFIT}")
     if Path(recipe.model.backbone) == (run / TUNED_MODEL).resolve():
         tuned, model = run / SEARCH / "tuned_on_all", run / SEARCH / "backbone_of_all"
         again = refit_recipe(load_recipe(run / TUNED_RUN / RECIPE), finished_outcome(run / TUNED_RUN).results)
-        train(again, tuned, deadline=None if deadline is None else deadline - after_tuning, tested=False)
+        until = None if deadline is None else deadline - after_tuning
+        train(again, tuned, deadline=until, tested=False, names_data=False)
         put_beside(recipe, tuned, model)
         recipe = replace(recipe, model=replace(recipe.model, backbone=str(model.resolve())))
-    return train(recipe, run / REFIT, deadline=deadline)
+    return train(recipe, run / REFIT, deadline=deadline, names_data=False)
