@@ -164,7 +164,8 @@ def works(images: Path, milvus: str | None = None) -> dict[str, Work]:
         "full training": _training(images, full, 3),
         "head training": _training(images, head, 1),
         "training with a method's state": _training(images, clusters, 2),
-        "refit": Work(_refit(images, full), _readable_refit, _refit_outcome, 2),
+        # Without classes that judge, the last step is kept: a model that did not learn is not refitted.
+        "refit": Work(_refit(images, [*full, "validation=0"]), _readable_refit, _refit_outcome, 2),
     }
 
 

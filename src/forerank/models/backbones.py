@@ -49,7 +49,7 @@ class Backbone:
 
 
 def _glyphnet(name: str, pretrained: bool, pooling: str) -> Backbone:
-    # Nothing to download: it is trained from nothing in a minute, so `pretrained` has no meaning here.
+    # Nothing to download: it is trained from nothing, so `pretrained` has no meaning here.
     # By itself it keeps a grid of places.
     network = GlyphNet(keep_map=pooling in MAP_POOLINGS, width=WIDTHS[name])
     chosen = "average" if pooling == "auto" else pooling
@@ -293,7 +293,7 @@ def list_backbones(pattern: str = "*") -> list[dict[str, object]]:
     if not any(c in pattern for c in "*?["):
         pattern = f"*{pattern}*"
     rows: list[dict[str, object]] = [
-        {"name": name, "size": 32, "weights": "none needed: trained from nothing in a minute"}
+        {"name": name, "size": 32, "weights": "none needed: trained from nothing"}
         for name in WIDTHS
     ]
     for name, variant in VARIANTS.items():

@@ -1,4 +1,4 @@
-"""GlyphNet: a small convolutional network for small grey pictures, trained from nothing in a minute.
+"""GlyphNet: a small convolutional network for small grey pictures, trained from nothing.
 
 It has no batch statistics (group norm, not batch norm), so an image's vector does not depend on the images
 beside it: large batches in chunks, several processes and resumed runs give the same numbers. And it does not
