@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from forerank.cli import run
 from forerank.errors import ForerankError
@@ -30,7 +31,9 @@ def test_train_make_skip(
     assert all(r.result()["steps"] == 3 for r in plan)
     recall = plan[0].result()["metrics"]["recall@1"]
     assert 0 < recall <= 1
-    assert f"{100 * recall:.0f}"[:1] in product.tables[0].to_markdown()
+    rows = product.tables[0].rows
+    place = next(i for i, row in enumerate(rows) if row[0] == "O")
+    assert rows[place + 1][1:3] == ["measured", f"{100 * recall:.1f}"]
     for name in (
         "tables/variants-sop.md",
         "tables/variants-sop.csv",
@@ -140,6 +143,23 @@ def test_list_and_dry_run(
     assert not list(tmp_path.iterdir()), "a dry run writes nothing"
     assert run(["paper", "run", "toyy"]) == 2
     assert "did you mean 'toy'" in capsys.readouterr().err
+
+
+def test_dry_run_on_birds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (*range(1, 13), *range(101, 105)):
+        for i in range(5):
+            name = "001.Black_footed_Albatross" if number == 1 else f"{number:03d}.Bird"
+            file = tmp_path / "birds" / "train" / name / f"{i}.jpg"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 40), (number, 40 * i, 100)).save(file)
+    words = ["paper", "run", "variants-sop", "all-weights", "--on", "cub", "--dry-run", "--out", "out"]
+    small = ["--set", "batch.batch_size=8", "--set", "model.image_size=32", "--set", "data.train_size=32"]
+    assert run([*words, "--data", f"cub={tmp_path / 'birds'}", *small]) == 0
+    printed = capsys.readouterr().out
+    assert "data      cub: train 40 images of 8 classes, validation 20 images of 4 classes" in printed
+    assert "weights   of efficientnet-lite0: there" in printed
+    assert "Dq, all weights, seed 2" in printed
+    assert not Path("out").exists()
 
 
 def test_dry_run_looks_for_every_image(tmp_path: Path, few_glyphs: tuple[str, ...]) -> None:

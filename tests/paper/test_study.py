@@ -10,10 +10,10 @@ from forerank.data import Table
 from forerank.errors import InputError
 from forerank.paper import tables
 from forerank.paper.experiments import EXPERIMENTS
-from forerank.paper.methods import METHODS
+from forerank.paper.methods import METHODS, WITHOUT_POSITIVES
 from forerank.paper.pipeline import all_names, open_study, runs_needed
 from forerank.paper.published import published_table
-from forerank.paper.study import REDUNDANT, Condition, Study, fingerprint
+from forerank.paper.study import Condition, Study, fingerprint
 from forerank.paper.sweeps import SWEEPS
 from forerank.training.batches import BatchPlan
 from forerank.training.methods import check_method
@@ -70,7 +70,7 @@ def test_claims_that_compare_two_losses_have_ten_seeds() -> None:
         Condition("O"),
         Condition("Smooth-AP", merged=3),
         Condition("FastAP", batch=224),
-        REDUNDANT,
+        Condition(WITHOUT_POSITIVES),
     ):
         assert len(study.seeds_of(condition)) == 10, condition
     for condition in (
@@ -183,3 +183,15 @@ def test_merged_classes_of_birds_fill_a_batch() -> None:
     training_classes = 100 - round(100 * recipe.data.validation)
     assert recipe.batch.batch_size == training_classes // 3 * recipe.batch.images_per_class
     assert Study(on="glyphs").recipe(Condition("Dq", merged=3), 0).batch.batch_size == 112
+
+
+def test_all_weights_means_every_layer() -> None:
+    recipe = Study(on="cub").recipe(Condition("Dq", all_weights=True), 0)
+    assert (recipe.mode, recipe.model.frozen) == ("full", 0)
+    assert Study(on="cub").recipe(Condition("Dq"), 0).mode == "head"
+
+
+def test_ap_without_the_positives_before_is_dq_at_alpha_one_with_a_rate_of_its_own() -> None:
+    study = Study(chosen={"Dq": ("optimiser.lr=0.003",), WITHOUT_POSITIVES: ("optimiser.lr=0.009",)})
+    recipe = study.recipe(Condition(WITHOUT_POSITIVES), 0)
+    assert (recipe.loss.name, recipe.loss.options, recipe.optimiser.lr) == ("PNP-Dq", {"alpha": 1}, 0.009)

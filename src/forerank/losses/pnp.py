@@ -115,8 +115,8 @@ class PNPLoss(RankingLoss):
         alpha: of Dq, at least 1.
         b: of Ib, positive.
         naive: compute the power of Dq as the paper writes it, 1 - 1 / (1+R)^alpha in float32, to see what
-            that does: where (1+R)^(alpha-1) is above 3.4e38 the cost is 1 but its gradient is 0 * inf, NaN.
-            With alpha = 24 that is R > 46, with 32 R > 16: an untrained batch of 112 has such R. The
+            that does: where alpha (1+R)^(alpha-1) is above 3.4e38 the cost is 1 but its gradient is 0 * inf,
+            NaN. With alpha = 24 that is R > 40, with 32 R > 14: an untrained batch of 112 has such R. The
             default computes the same number from alpha log(1+R), which cannot overflow.
         shared: temperature, count_self, linear_tail, gather, chunk_size; see `RankingLoss`.
 

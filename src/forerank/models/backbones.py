@@ -293,8 +293,7 @@ def list_backbones(pattern: str = "*") -> list[dict[str, object]]:
     if not any(c in pattern for c in "*?["):
         pattern = f"*{pattern}*"
     rows: list[dict[str, object]] = [
-        {"name": name, "size": 32, "weights": "none needed: trained from nothing"}
-        for name in WIDTHS
+        {"name": name, "size": 32, "weights": "none needed: trained from nothing"} for name in WIDTHS
     ]
     for name, variant in VARIANTS.items():
         package = variant.package.replace("_", "-")

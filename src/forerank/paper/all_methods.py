@@ -3,7 +3,7 @@
 import numpy as np
 
 from forerank.paper import tables
-from forerank.paper.methods import METHODS, VARIANTS
+from forerank.paper.methods import METHODS, VARIANTS, WITHOUT_POSITIVES
 from forerank.paper.published import published_table
 from forerank.paper.study import Condition, Study
 from forerank.report.tables import Cell, ResultTable
@@ -16,7 +16,8 @@ COLUMNS = {"R@1": "recall@1", "mAP@R": "map@r"}
 def all_conditions() -> list[Condition]:
     """One condition per method, in the order of the paper's table for SOP; the others follow."""
     compared = [row.partition(", batch ")[0] for row in published_table("comparison-sop").rows]
-    names = dict.fromkeys([*compared, *(name for name in METHODS if name not in VARIANTS)])
+    others = [name for name in METHODS if name not in (*VARIANTS, WITHOUT_POSITIVES)]
+    names = dict.fromkeys([*compared, *others])
     return [Condition(name) for name in names]
 
 

@@ -1,4 +1,4 @@
-"""How a claim of the paper is judged: one rule for all, stated before the numbers are seen.
+"""How a claim of the paper is judged: one rule for all of them.
 
 A claim becomes one or more comparisons. Each measures a difference between conditions, paired by seed (the
 same seed draws the same data, batches and first weights), and says in which range the claim puts it: above
@@ -7,13 +7,14 @@ seeds and, for recall, over test classes. All p-values on a page are corrected t
 
 - holds: every comparison that the claim needs lies in its range (corrected p below 0.05);
 - does not hold: one lies outside of it;
-- no difference: none lies outside, and one that should differ from zero lies within the margin;
+- no difference: every comparison should differ from zero and lies within the margin, be it on the right side;
+- holds in part: some lie in their range, and all others within the margin;
 - undecided here: none of these; more seeds or another data set would be needed;
 - not run yet: a run that some comparison needs is missing, whatever the others say;
 - cannot be tested here: what it needs is not on this machine.
 
-A loss that learned nothing in most of its runs is never called equal, nor better or worse by so many points:
-its numbers are those of the untrained network.
+A loss that learned nothing in most of its runs may be called worse than another, and nothing else: its
+numbers are those of the untrained network.
 
 A claim that needs only one of its comparisons is judged by the same corrected p-values.
 """
@@ -28,6 +29,7 @@ import numpy as np
 
 from forerank.files import write_atomically
 from forerank.metrics.registry import symbol
+from forerank.paper.levels import below_start, levels_table
 from forerank.paper.published import source
 from forerank.paper.statistics import (
     LEVEL,
@@ -43,6 +45,7 @@ from forerank.report.tables import ResultTable
 from forerank.training.recipe import recipe_text
 
 HOLDS, FAILS, SAME, OPEN = "holds", "does not hold", "no difference", "undecided here"
+PART = "holds in part"
 ABSENT, PENDING = "cannot be tested here", "not run yet"
 # What this room measures itself; all other metrics are named by their registry.
 OWN_METRICS = {"centres_kept": "centres kept", "correlation": "rank correlation"}
@@ -57,23 +60,24 @@ class Comparison:
         text: what was compared, with the numbers.
         supports: p-value that the difference lies in the range of the claim.
         contradicts: p-value that it lies outside.
-        same: p-value that it lies within the margin of "no difference"; 1 where the claim itself says so.
+        same: p-value that it lies within the margin of "no difference"; None where nobody asks for it,
+            because the claim itself gives a range.
         seeds: how many seeds it rests on; 0 if it is exact (a formula, a printed table) and needs no test.
     """
 
     text: str
     supports: float
     contradicts: float
-    same: float = 1.0
+    same: float | None = None
     seeds: int = 0
 
     def answer(self) -> Literal["yes", "no", "same", "unclear"]:
-        """What the (corrected) p-values say."""
+        """What the (corrected) p-values say; a difference within the margin is none, however certain."""
+        if self.same is not None and self.same < LEVEL:
+            return "same"
         if self.supports < LEVEL:
             return "yes"
-        if self.contradicts < LEVEL:
-            return "no"
-        return "same" if self.same < LEVEL else "unclear"
+        return "no" if self.contradicts < LEVEL else "unclear"
 
 
 @dataclass(frozen=True)
@@ -122,9 +126,9 @@ def judge(comparisons: Sequence[Comparison], needs: Literal["all", "any"] = "all
 
     >>> up, unclear, equal = Comparison("", 0.01, 1), Comparison("", 0.4, 0.6), Comparison("", 0.4, 0.6, 0.01)
     >>> judge([up, up]), judge([up, unclear]), judge([up, equal]), judge([up, unclear], "any")
-    ('holds', 'undecided here', 'no difference', 'holds')
-    >>> judge([up, Comparison("", 1, 0.01)])
-    'does not hold'
+    ('holds', 'undecided here', 'holds in part', 'holds')
+    >>> judge([up, Comparison("", 1, 0.01)]), judge([equal, equal]), judge([equal, unclear])
+    ('does not hold', 'no difference', 'undecided here')
     """
     answers = [comparison.answer() for comparison in comparisons]
     if needs == "any":
@@ -135,9 +139,11 @@ def judge(comparisons: Sequence[Comparison], needs: Literal["all", "any"] = "all
         return SAME if "same" in answers else FAILS
     if "no" in answers:
         return FAILS
+    if "unclear" in answers:
+        return OPEN
     if "same" in answers:
-        return SAME
-    return OPEN if "unclear" in answers else HOLDS
+        return PART if "yes" in answers else SAME
+    return HOLDS
 
 
 def all_results(study: Study, condition: Condition) -> dict[int, dict[str, Any]]:
@@ -203,23 +209,26 @@ def compare_conditions(
     directed = within in (ABOVE, BELOW)
     if not text:
         text = " minus ".join(str(condition) for _, condition in terms)
-    wanted = "" if directed else f" (claimed: {low:+g} to {high:+g})"
+    asked = f"{low:+g} to {high:+g}" if low > -math.inf else f"below {high:g}"
+    wanted = "" if directed else f" (claimed: {asked})"
     by_class = f"; over {over_classes.count} test classes {over_classes}" if over_classes else ""
     effect = f", effect size {over_seeds.effect:.2f}" if over_seeds.count > 1 else ""
     idle = sum(study.unlearned(condition) for _, condition in terms)
     warning = f" ({idle} of these runs learned nothing)" if idle else ""
-    # A loss that returns the untrained network may be shown to be worse, but not to be equally good or better
-    # by so many points: that would be said of the untrained network.
-    untrained = any(2 * study.unlearned(c) > len(study.results(c)) for _, c in terms)
-    undecidable = untrained and not directed
+    worse = [str(c) for _, c in terms if below_start(study, c)] if metric == "recall@1" else []
+    warning += f" (worse than before training: {'; '.join(worse)})" if worse else ""
+    # A loss that returns the untrained network may be shown to be worse than another, and nothing else:
+    # anything else would be said of the untrained network.
+    untrained = [w for w, c in terms if 2 * study.unlearned(c) > len(study.results(c))]
+    only_worse = directed and all(weight < 0 for weight in untrained)
     numbers = f"{over_seeds} over {over_seeds.count} seeds{effect}{by_class}{warning}"
     supports = max(max(d.p_above(low), d.p_below(high)) for d in sources)
-    same = max(difference.p_within(margin) for difference in sources) if directed else 1.0
+    same = max(difference.p_within(margin) for difference in sources)
     return Comparison(
         f"{_title(metric)}, {text}{wanted}: {numbers}",
-        supports=1.0 if undecidable else supports,
-        contradicts=1.0 if undecidable else min(above, below),
-        same=1.0 if untrained else same,
+        supports=1.0 if untrained and not only_worse else supports,
+        contradicts=1.0 if untrained else min(above, below),
+        same=(1.0 if untrained else same) if directed else None,
         seeds=over_seeds.count,
     )
 
@@ -229,16 +238,21 @@ def _title(metric: str) -> str:
 
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons with p-values corrected by Holm's rule over all of them, question by question.
+    """The comparisons with p-values corrected by Holm's rule, question by question, over all that ask it.
 
     Exact ones have nothing to correct and do not count.
     """
     uncertain = [comparison for comparison in comparisons if comparison.seeds]
     supports = holm([comparison.supports for comparison in uncertain])
     contradicts = holm([comparison.contradicts for comparison in uncertain])
-    same = holm([comparison.same for comparison in uncertain])
-    answers = zip(uncertain, supports, contradicts, same, strict=True)
-    ready = iter([replace(c, supports=s, contradicts=n, same=e) for c, s, n, e in answers])
+    same = iter(holm([comparison.same for comparison in uncertain if comparison.same is not None]))
+    answers = zip(uncertain, supports, contradicts, strict=True)
+    ready = iter(
+        [
+            replace(c, supports=s, contradicts=n, same=None if c.same is None else next(same))
+            for c, s, n in answers
+        ]
+    )
     return [next(ready) if comparison.seeds else comparison for comparison in comparisons]
 
 
@@ -275,7 +289,8 @@ def _line(raw: Comparison, after: Comparison) -> str:
     """A comparison with the p-value of its answer, and the same corrected."""
     name = {"yes": "supports", "no": "contradicts", "same": "same"}.get(after.answer())
     if name is None:  # the answer that came nearest
-        name = min(("supports", "contradicts", "same"), key=lambda question: getattr(raw, question))
+        asked = [name for name in ("supports", "contradicts", "same") if getattr(raw, name) is not None]
+        name = min(asked, key=lambda question: float(getattr(raw, question)))
     said = {"supports": "as claimed", "contradicts": "against the claim", "same": "no difference"}[name]
     if not raw.seeds:
         return f"{raw.text}; {said}"
@@ -296,15 +311,15 @@ def rule(study: Study, judged: Sequence[Verdict]) -> str:
     count = sum(v.comparisons for v in judged)
     margins = ", ".join(f"{_title(metric)} {margin:g}" for metric, margin in MARGINS.items())
     return (
-        "A claim *holds* if every comparison lies in the claimed range, *does not hold* if one lies outside "
-        "of it, "
-        "and there is *no difference* if one that should differ lies within a margin fixed in advance "
-        f"({margins}; points for percentages). Each answer needs p < {LEVEL:g} (one-sided tests, doubled; "
+        "A claim *holds* if every comparison lies in the claimed range, and *does not hold* if one lies "
+        "outside of it. A comparison that should differ and lies within a margin counts as *no difference*, "
+        f"also on the right side of zero ({margins}; points for percentages); a claim with such ones beside "
+        f"others as claimed *holds in part*. Each answer needs p < {LEVEL:g} (one-sided tests, doubled; "
         "two of them for *no difference*) over paired seeds (Student's t) and, for R@1, over test classes, "
         f"after Holm's correction over all {count} comparisons on this page, for each of the three answers "
-        "by itself. Otherwise it is *undecided here*. A loss that learned nothing in most of its runs is "
-        "never called equal, nor better or worse by so many points: its numbers are those of the untrained "
-        "network. If one of several comparisons shows no difference, the whole claim is called so. The tests "
+        "by itself, so that one wrong answer or more on the page has a probability of at most 7.5%. "
+        "Otherwise it is *undecided here*. A loss that learned nothing in most of its runs may be called "
+        "worse, and nothing else: its numbers are those of the untrained network. The tests "
         "over seeds and over classes are two tests, and none of new seeds and new classes together. "
         "Comparisons of three seeds are almost never decided after the correction. Intervals are 95%, "
         "uncorrected. Effect sizes are Cohen's d of paired seeds. A verdict on a stand-in says nothing about "
@@ -317,7 +332,7 @@ def to_markdown(judged: Sequence[Verdict], study: Study) -> str:
     from forerank.paper.tuning import choices_table
 
     recipe = study.recipe(Condition(), 0)
-    choices = choices_table(study)
+    choices, levels = choices_table(study), levels_table(study)
     chosen = "chosen per method (table at the end)" if choices else f"{recipe.optimiser.lr:g}"
     length = f"{recipe.schedule.steps} steps" if recipe.schedule.steps else f"{recipe.schedule.epochs} epochs"
     lines = [
@@ -334,6 +349,8 @@ def to_markdown(judged: Sequence[Verdict], study: Study) -> str:
         "## The numbers",
         "",
     ]
+    if levels:
+        lines += ["### Levels", "", levels.to_markdown(), ""]
     for verdict in judged:
         lines += [f"### {verdict.said}: {verdict.word}", "", *[f"- {text}" for text in verdict.evidence], ""]
     if choices:

@@ -32,9 +32,28 @@ def almost_equal(study: Study) -> Evidence:
     counts = np.array([1.0, 3.0, 10.0])
     left = _relative("Smooth-AP", counts, 3)
     equal = bool((left > 0.5).all())
-    listed = ", ".join(f"{value:.4f} at R = {count:g}" for count, value in zip(counts, left, strict=True))
-    text = f"AP with three positives before, what is left of the derivative at R = 0: {listed}"
-    return Evidence([_exact(text, equal)])
+
+    def listed(values: Floats) -> str:
+        return ", ".join(f"{value:.4f} at R = {count:g}" for count, value in zip(counts, values, strict=True))
+
+    text = (
+        f"AP with three positives before, what is left of the derivative at R = 0: {listed(left)}; beside it "
+        f"Dq (alpha = 2): {listed(_relative('Dq', counts, 0, alpha=2.0))}"
+    )
+    remark = (
+        "Almost equal is taken to mean that more than half is left up to R = 10, relative to R = 0. In "
+        f"absolute terms AP's derivative falls by {_fall('Smooth-AP', 3):.2f} and Dq's by "
+        f"{_fall('Dq', 0, alpha=2.0):.2f}: AP's curve is far flatter, and it is not equal."
+    )
+    return Evidence([_exact(text, equal)], remarks=(remark,))
+
+
+def _fall(variant: str, positives: float, **options: float) -> float:
+    """By how much the derivative falls from R = 0 to R = 10."""
+    from forerank.report.penalties import derivative
+
+    values = derivative(variant, **options)(np.array([0.0, 10.0]), np.full(2, float(positives)))
+    return float(values[0] - values[1])
 
 
 def _relative(variant: str, counts: Floats, positives: float, **options: float) -> Floats:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forerank.paper import all_methods, sweeps, tables
+from forerank.paper.methods import WITHOUT_POSITIVES
 from forerank.paper.published import published_table
-from forerank.paper.study import REDUNDANT, Condition, Run, Study
+from forerank.paper.study import Condition, Run, Study
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ _ALL = (
         "AP without the positives before a positive",
         "argued, not run",
         "sop",
-        lambda study: [REDUNDANT, Condition("Smooth-AP"), Condition("Dq")],
+        lambda study: [Condition(m) for m in (WITHOUT_POSITIVES, "Smooth-AP", "Dq")],
     ),
     Experiment(
         "alpha-crash",

@@ -28,6 +28,8 @@ class PaperMethod:
 
 
 VARIANTS = ("O", "Iu", "Ib", "Ds", "Dq")
+# The term of AP is R/(1+R_P+R); without the positives before it is R/(1+R), which is Dq at alpha = 1.
+WITHOUT_POSITIVES = "AP without R_P"
 PROXY_RATE = "optimiser.loss_lr"
 # Methods of the registry with proxies, centres or boundaries that learn at a rate of their own.
 _WITH_PROXIES = ("margin", "mic", "proxynca", "proxynca++", "softtriple")
@@ -46,6 +48,7 @@ METHODS: dict[str, PaperMethod] = {
     "Ib": PaperMethod(("loss=PNP-Ib", "loss.options.b=2"), "", "loss.options.b", (1.0, 2.0, 4.0)),
     "Ds": PaperMethod(("loss=PNP-Ds",)),
     "Dq": PaperMethod(("loss=PNP-Dq",)),
+    WITHOUT_POSITIVES: PaperMethod(("loss=PNP-Dq", "loss.options.alpha=1")),
     "Smooth-AP": PaperMethod(("loss=Smooth-AP",), "; ".join(REGISTRY["smooth-ap"].deviations)),
     **{method.title: _from_registry(key) for key, method in REGISTRY.items() if key != "smooth-ap"},
 }

@@ -44,6 +44,7 @@ _KINDS = {
     claims.HOLDS: "holds",
     claims.FAILS: "fails",
     claims.SAME: "open",
+    claims.PART: "open",
     claims.OPEN: "open",
     claims.ABSENT: "open",
     claims.PENDING: "open",
@@ -89,7 +90,7 @@ def _claims(judged: Sequence[claims.Verdict], study: Study) -> str:
     """The claims that can be judged; those that wait for runs are folded away."""
     ready = [v for v in judged if v.word != claims.PENDING]
     waiting = [v for v in judged if v.word == claims.PENDING]
-    words = (claims.HOLDS, claims.FAILS, claims.SAME, claims.OPEN)
+    words = (claims.HOLDS, claims.PART, claims.FAILS, claims.SAME, claims.OPEN)
     counts = ", ".join(f"{sum(v.word == word for v in ready)} {word}" for word in words)
     folded = ""
     if waiting:

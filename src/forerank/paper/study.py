@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forerank.errors import check_name
-from forerank.paper.methods import METHODS
+from forerank.paper.methods import METHODS, WITHOUT_POSITIVES
 from forerank.training.recipe import INCIDENTAL, Recipe, flatten, load_recipe, override
 
 RESULT = "paper.json"  # what this room keeps of a run, in the run's folder
@@ -60,7 +60,7 @@ SETTINGS: dict[str, Setting] = {
     ),
     # 30 of the 100 training classes choose: ten of them choose rates that harm the test classes. Nothing is
     # blended with the start, which would hide differences between the losses. All weights are trained and
-    # measured on smaller views, because 15 such runs would otherwise take half a day on two cores. The images
+    # measured on smaller views, because such runs would otherwise take half a day on two cores. The images
     # of this data set are known to be sound.
     "cub": Setting(
         (
@@ -79,6 +79,7 @@ SETTINGS: dict[str, Setting] = {
         tuning=("schedule.steps=300",),
         all_weights=(
             "mode=full",
+            "model.frozen=0",
             "data.train_size=128",
             "model.image_size=128",
             "schedule.steps=100",
@@ -131,8 +132,9 @@ class Condition:
 
 
 # Conditions of these methods stand in claims that compare two losses.
-COMPARED = ("O", "Iu", "Ib", "Ds", "Dq", "Smooth-AP", "FastAP", "Contrastive with memory")
-REDUNDANT = Condition("Dq", options=(("alpha", 1.0),))  # AP without the positives before
+COMPARED = (
+    "O", "Iu", "Ib", "Ds", "Dq", WITHOUT_POSITIVES, "Smooth-AP", "FastAP", "Contrastive with memory"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -215,8 +217,8 @@ class Study:
 
     def seeds_of(self, condition: Condition) -> range:
         """The seeds of a condition: more where a claim compares two losses."""
-        varied = condition.options and condition != REDUNDANT
-        central = condition.method in COMPARED and not varied and condition.images_per_class == 4
+        usual = not condition.options and condition.images_per_class == 4
+        central = condition.method in COMPARED and usual
         few = min(self.seeds, self.other_seeds)
         return range(self.seeds if central and not condition.all_weights else few)
 

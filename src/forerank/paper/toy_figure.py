@@ -17,6 +17,7 @@ from forerank.paper.toy import (
     SAMPLES,
     SEPARATED,
     Points,
+    control_sentence,
     effect,
     gains,
     separated,
@@ -125,8 +126,8 @@ def finding(result: dict[str, Any]) -> tuple[str, ...]:
         f"{separated(result, 'Dq')} of {count} seeds, Ib with {separated(result, 'Ib')}. R@1, Dq minus "
         f"Ib, in points: {difference}.",
         f"Control, classes of one centre, Dq minus Ib: {control}, {beside}. With two centres the difference "
-        f"is larger by {more} points"
-        + (": having several centres makes it." if more.p_above() < LEVEL else ", which decides nothing."),
+        f"is larger by {more} points{'' if more.p_above() < LEVEL else ', which decides nothing'}. "
+        + control_sentence(result),
         CAVEAT,
         f"Settings: layers 2-30-30-2 with tanh, onto the circle; {settings['steps']} steps of Adam, learning "
         "rate "

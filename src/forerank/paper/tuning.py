@@ -175,7 +175,11 @@ def choices_table(study: Study) -> ResultTable | None:
     shorter = ", ".join(study.setting.tuning)
     length = f"shorter than the measured runs ({shorter})" if shorter else "as long as the measured runs"
     rows: list[list[Cell]] = [
-        [method, _shown(c.values), "; ".join(f"{values}: {score:.2f}" for values, score in c.tried)]
+        [
+            method,
+            _shown(c.values) + (" (the end of what was tried)" if _at_the_end(c) else ""),
+            "; ".join(f"{values}: {score:.2f}" for values, score in c.tried),
+        ]
         for method, c in choices.items()
     ]
     return ResultTable(
@@ -187,9 +191,25 @@ def choices_table(study: Study) -> ResultTable | None:
             f"{', '.join(f'{r:g}' for r in study.setting.rates)}, "
             "in proportion where a method brings its own rate, continued where the best is at an end of the "
             "list; then b or the proxies' rate at that rate. "
-            f"One run each with seed {SEED}, which no measured run has; {length}."
+            f"One run each with seed {SEED}, which no measured run has; {length}. They have the usual batch, "
+            "whole classes and right labels; what they chose is used in every other condition of the method "
+            "too."
         ],
     )  # fmt: skip
+
+
+def _at_the_end(choice: TunedValues) -> bool:
+    """Whether the chosen value is the first or the last that was tried, so that a further one may be better.
+
+    >>> tried = (("lr=1", 0.4), ("lr=3", 0.5), ("lr=9", 0.3), ("lr=3, b=1", 0.5), ("lr=3, b=2", 0.6))
+    >>> _at_the_end(TunedValues(("optimiser.lr=3", "loss.options.b=2"), tried))
+    True
+    >>> _at_the_end(TunedValues(("optimiser.lr=3",), tried[:3]))
+    False
+    """
+    chosen = _shown(choice.values)
+    alike = [values for values, _ in choice.tried if values.count(",") == chosen.count(",")]
+    return len(alike) > 1 and chosen in (alike[0], alike[-1])
 
 
 def _score(run: Run, failed: Collection[str]) -> float | None:
