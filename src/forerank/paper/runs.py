@@ -143,9 +143,11 @@ def torchrun_command(run: Run, processes: int, recipe: Path) -> list[str]:
 
 def _train(run: Run, threads: int | None = None) -> str:
     """Train one run here; "" or what went wrong."""
+    from forerank.models import keep_freed_memory
     from forerank.training.interruption import InterruptedRun
     from forerank.training.loop import train
 
+    keep_freed_memory()
     if threads is not None:
         import torch
 
@@ -199,7 +201,4 @@ def _use_threads(count: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
-    from forerank.models import keep_freed_memory
-
     torch.set_num_threads(count)
-    keep_freed_memory()
