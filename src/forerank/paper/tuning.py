@@ -171,9 +171,12 @@ def choices_table(study: Study) -> ResultTable | None:
     choices = read_choices(study)
     if not choices:
         return None
-    figure = study.recipe(Condition(), 0).evaluation.choose_by
-    shorter = ", ".join(study.setting.tuning)
-    length = f"shorter than the measured runs ({shorter})" if shorter else "as long as the measured runs"
+    measured = study.recipe(Condition(), 0)
+    figure, steps = measured.evaluation.choose_by, measured.schedule.steps
+    tried = study.recipe(Condition(), SEED, study.setting.tuning).schedule.steps
+    length = "as long as the measured runs"
+    if tried != steps:
+        length = f"shorter than the measured runs ({tried} steps instead of {steps})"
     rows: list[list[Cell]] = [
         [
             method,
