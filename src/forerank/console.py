@@ -17,7 +17,8 @@ _NUMBER = re.compile(r"[-+−]?\d[-+−±–\d.,/()\[\] %xe×]*|[-–—]?")
 
 def say(message: str = "") -> None:
     """A line for the person, on standard error, so that standard output stays clean for results."""
-    print(message, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{message}\n")  # in one piece: several processes may write at once
+    sys.stderr.flush()
 
 
 @contextmanager

@@ -188,6 +188,7 @@ def test_an_image_that_is_replaced_while_features_are_computed_is_not_found_agai
 # Two processes; the second one has a cache of its own.
 TWO_CACHES = """
 import os, sys
+from pathlib import Path
 from forerank.data import open_table
 from forerank.training import load_recipe
 from forerank.training.assemble import build_model
@@ -195,14 +196,16 @@ from forerank.training.features import part_features
 from forerank.training.measure import image_part
 from forerank.training.processes import joined
 
-images, *values = sys.argv[1:]
-os.environ["FORERANK_CACHE"] += os.environ["RANK"]
+images, answers, *values = sys.argv[1:]
+rank = os.environ["RANK"]
+os.environ["FORERANK_CACHE"] += rank
 with joined("cpu") as processes:
     recipe = load_recipe(images, values)
     model = build_model(recipe).eval()
     part = image_part(open_table(images), model.preprocessing, recipe, "some", cache=False)
     features, table = part_features(model, part, recipe, processes)
-    print(*features.shape, len(table), flush=True)
+    # a file for each process: lines that two processes print at once can be mixed
+    Path(answers, rank).write_text(f"{(*features.shape, len(table))}")
 """
 
 
@@ -216,10 +219,12 @@ def test_features_that_only_one_process_has_are_computed_by_all(
     monkeypatch.setenv("FORERANK_CACHE", str(tmp_path / "caches"))
     (tmp_path / "two.py").write_text(TWO_CACHES)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, str(tmp_path / "two.py"), str(own_images), *QUICK, "mode=head", "precision=fp32"]
+    (answers := tmp_path / "answers").mkdir()
+    program = [str(tmp_path / "two.py"), str(own_images), str(answers)]
+    command = [*launcher, *program, *QUICK, "mode=head", "precision=fp32"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == [str(number) for number in (*shape, 16)] * 2
+    assert [(answers / rank).read_text() for rank in "01"] == [str((*shape, 16))] * 2
 
 
 def test_a_batch_of_features_equals_its_rows_one_by_one() -> None:

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from forerank import __version__
+from forerank.console import say
 from forerank.errors import ForerankError, check_name, unknown
 
 if TYPE_CHECKING:
@@ -82,10 +83,10 @@ def run(arguments: list[str] | None = None) -> int:
         app(words, result_action="return_none")
     except ForerankError as error:
         if _is_ours_to_say(error):
-            print(f"forerank: {error}", file=sys.stderr)
+            say(f"forerank: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        print(_interrupted(words), file=sys.stderr)
+        say(_interrupted(words))
         return 130
     except BrokenPipeError:
         # The reader (head, less) went away: not a fault. Keep the interpreter from complaining at exit.
@@ -94,7 +95,7 @@ def run(arguments: list[str] | None = None) -> int:
     except OSError as error:
         # A full disk or a folder that may not be written to: the user can repair this, we cannot.
         where = f": {error.filename}" if error.filename else ""
-        print(f"forerank: {error.strerror or error}{where}", file=sys.stderr)
+        say(f"forerank: {error.strerror or error}{where}")
         return 1
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
