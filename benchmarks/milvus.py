@@ -92,12 +92,28 @@ def wait_for_index(client: Any, name: str) -> None:
         time.sleep(1)
 
 
-def build_index(address: str) -> dict[str, float]:
-    """Seconds until what was loaded is on the server's disk and in its index."""
+def wait_for_use(client: Any, name: str, rows: int) -> None:
+    """Wait until searches go through that index.
+
+    Until then a query node answers from the rows as they came, by a coarse index of its own that ignores the
+    number of candidates: 85 of 100 true neighbours were seen. Small segments never get an index.
+    """
+    for _ in range(3600):
+        sealed = [segment for segment in client.list_loaded_segments(name) if segment.state_name == "Sealed"]
+        indexed = all(segment.index_name for segment in sealed if segment.num_rows >= 1024)
+        if indexed and sum(segment.num_rows for segment in sealed) >= rows:
+            return
+        time.sleep(1)
+    raise SystemExit("the server has an index, but after an hour it still does not search by it")
+
+
+def build_index(address: str, rows: int) -> dict[str, float]:
+    """Seconds until what was loaded is on the server's disk, in its index, and found by that."""
     engine: Any = open_engine(address)
     client, started = engine._connection.client, time.perf_counter()
     client.flush(engine._name, timeout=600)
     wait_for_index(client, engine._name)
+    wait_for_use(client, engine._name, rows)
     engine.close()
     return {"index s": time.perf_counter() - started}
 
@@ -186,7 +202,7 @@ def measure(options: argparse.Namespace) -> None:
     rows, dim = options.rows, options.dim
     results: dict[str, dict[str, Any]] = {"Milvus": load(options.address, rows, dim)}
     say(f"loaded: {results['Milvus']}; waiting for the index of the server")
-    results["Milvus"] |= build_index(options.address)
+    results["Milvus"] |= build_index(options.address, rows)
     results["Milvus"]["index MiB"] = index_bytes(options.data) / 2**20
     queries = block(0, 100, dim) + 0.5 / np.sqrt(dim) * np.random.default_rng(2**31).normal(size=(100, dim))
     queries = (queries / np.linalg.norm(queries, axis=1, keepdims=True)).astype(np.float32)

@@ -33,7 +33,7 @@ LONGEST_META = 65_535
 MOST_NEIGHBOURS = 16_384  # Milvus' own limit
 MOST_CHOSEN = 100_000  # ids that one request may name
 # Candidates that HNSW, the kind of index that a server makes by default, looks at. Left to itself Milvus 2.3
-# looks at so few that it missed every seventh neighbour of 20,000 rows, and is no faster.
+# missed one neighbour of twenty among 20,000 rows, and is no faster.
 WIDTH = 256
 
 
