@@ -48,7 +48,7 @@ format: .venv/dev.stamp ## let ruff put the code in order
 	$(BIN)/ruff format .
 
 # Those that need no data and no server of yours; docs/performance.md lists all.
-BENCHMARKS := loss evaluate evaluate_memory kmeans training pipeline embedding models search map table streamed_index
+BENCHMARKS := loss evaluate evaluate_memory kmeans training pipeline embedding models search first_search map table streamed_index
 bench: .venv/dev.stamp ## the benchmarks that need no data of yours, one after the other
 	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 
