@@ -40,6 +40,7 @@ from forerank.training.record import Record
 from process_memory import forget_peak, peak_bytes, resident_bytes
 
 CPU = torch.device("cpu")
+Step = Callable[[], None]
 
 
 def build(values: list[str]) -> Assembly:
@@ -129,29 +130,51 @@ def step_times(batch: int, rounds: int, folder: Path) -> list[list[object]]:
     return rows
 
 
-def fine_tuning_rows(rounds: int, batch: int = 16) -> list[list[object]]:
-    """Forward and backward of all weights on views of 192 pixels, as in the recipe cub."""
+def fine_tuning_rows(rounds: int, compiled: bool, batch: int = 16) -> list[list[object]]:
+    """Forward and backward of all weights on views of 192 pixels, as in the recipe cub, in several ways."""
+    from forerank.machine import bf16_fault
     from forerank.models import create_model
     from forerank.training.assemble import freeze_first_layers
 
-    rows: list[list[object]] = []
-    first = 0.0
-    for name, layout, frozen in (
-        ("layout of torch, all layers learn", torch.contiguous_format, 0.0),
-        ("channels last, all layers learn", torch.channels_last, 0.0),
-        ("channels last, first 31% of the layers frozen", torch.channels_last, 0.31),
-    ):
-        model = create_model("efficientnet-lite0", pooling="gem").train().to(memory_format=layout)
+    def way(frozen: float = 0.0, *, last: bool = True, bf16: bool = False, compiled: bool = False) -> Step:
+        layout = torch.channels_last if last else torch.contiguous_format
+        model = create_model("efficientnet-lite0", pooling="gem").train().to(memory_format=layout)  # type: ignore[call-overload]
         freeze_first_layers(model.backbone, frozen)
         images = torch.randn(batch, 3, 192, 192).contiguous(memory_format=layout)
+        forward = torch.compile(model) if compiled else model
 
-        def step(model: nn.Module = model, images: Tensor = images) -> None:
+        def step() -> None:
             model.zero_grad(set_to_none=True)
-            model(images)[:, 0].sum().backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                embeddings = forward(images)
+            embeddings[:, 0].float().sum().backward()
 
-        used = min(seconds(step)[1] for _ in range(rounds + 1)) / batch
-        first = first or used
-        rows.append([name, f"{1000 * used:.1f}", f"{first / used:.2f}"])
+        return step
+
+    ways = {
+        "channels last, all layers learn": way(),
+        "layout of torch, all layers learn": way(last=False),
+        "channels last, first 31% of the layers frozen": way(0.31),
+    }
+    if bf16_fault() is None:
+        ways["channels last, all layers learn, bf16"] = way(bf16=True)
+    if compiled:
+        ways["channels last, all layers learn, compiled graph"] = way(compiled=True)
+        ways["channels last, first 31% frozen, compiled graph"] = way(0.31, compiled=True)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for name, step in ways.items():
+        began = time.perf_counter()
+        step()  # compiles and warms up
+        if "compiled" in name:
+            print(f"{name}: the first step took {time.perf_counter() - began:.0f} s")
+    for _ in range(rounds):
+        for name, step in ways.items():
+            times[name].append(seconds(step))
+    rows: list[list[object]] = []
+    first, *_ = fastest = [[min(column) for column in zip(*taken, strict=True)] for taken in times.values()]
+    for name, (clock, used) in zip(ways, fastest, strict=True):
+        ratios = [f"{first[0] / clock:.2f}", f"{first[1] / used:.2f}"]
+        rows.append([name, f"{1000 * used / batch:.1f}", *ratios])
     return rows
 
 
@@ -201,6 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The cost of the training loop.")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--threads", type=int, help="of torch; all cores if not given")
+    parser.add_argument("--compile", action="store_true", help="also fine-tune by torch.compile (minutes)")
     parser.add_argument("--memory-of", nargs=2, metavar=("BATCH", "MICRO"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory_of:
@@ -219,8 +243,9 @@ def main() -> None:
     print("GlyphNet on glyphs, median of a step:\n")
     print(format_table(heads, rows))
     print("\nEfficientNet-lite0, all weights, views of 192 pixels:\n")
-    rows = fine_tuning_rows(1 if quick else 7)
-    print(format_table(["forward and backward", "processor ms per image", "times as fast"], rows))
+    rows = fine_tuning_rows(1 if quick else 7, arguments.compile)
+    heads = ["forward and backward", "processor ms per image", "times as fast", "in processor time"]
+    print(format_table(heads, rows))
     cases: list[tuple[int, int | None]] = [(64, None), (1024, None), (1024, 64), (4096, 64)]
     print("\nPeak memory of a step above the data, in a process of its own:\n")
     rows = memory_rows([(64, None), (128, 64)] if quick else cases)
