@@ -6,8 +6,8 @@
 
 `run` starts one `forerank train` for each data set and cell and writes NAME.CELL.json into
 docs/measurements/quality. A cell that is measured already is left out, an interrupted one goes on where it
-stopped. A search within a time begins with an empty cache, so that its features count; the other cells share
-one cache. `page` writes the table in docs/training.md from these files.
+stopped. The first cell and a search within a time begin with an empty cache, so that their features count;
+the other cells share one cache. `page` writes the table in docs/training.md from these files.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from typing import Any
 import yaml
 
 from forerank.console import say
+from page_parts import replace_part
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS, PAGE = DOCS / "measurements" / "quality", DOCS / "training.md"
-BEGIN = "<!-- written by: python benchmarks/quality.py page -->\n"
-END = "<!-- end of what benchmarks/quality.py wrote -->\n"
 # Cell -> what stands behind `forerank train DATA`.
 CELLS = {
+    "first": [],
     "default": ["nmi=false", "--refit"],
     "best": ["nmi=false", "quality=best", "--refit"],
     "minutes-20": ["nmi=false", "--minutes", "20"],
@@ -40,8 +40,8 @@ CELLS = {
 def measure_cell(name: str, source: str, cell: str, work: Path) -> dict[str, Any]:
     """Run the command of a cell and collect what it says."""
     run = work / f"{name}.{cell}"
-    within_time = cell.startswith("minutes")
-    cache = work / (f"cache-{name}.{cell}" if within_time else "cache")
+    own_cache = cell == "first" or cell.startswith("minutes")
+    cache = work / (f"cache-{name}.{cell}" if own_cache else "cache")
     command = [sys.executable, "-m", "forerank", "train", source, *CELLS[cell], "--run", str(run), "--json"]
     resumed, began = run.exists(), time.monotonic()
     done = subprocess.run(
@@ -57,10 +57,10 @@ def measure_cell(name: str, source: str, cell: str, work: Path) -> dict[str, Any
     return {
         "data": name,
         "cell": cell,
-        "command": f"forerank train {name if name == source else name.upper()} {' '.join(CELLS[cell])}",
+        "command": " ".join(["forerank train", name if name == source else name.upper(), *CELLS[cell]]),
         "seconds": round(seconds),
         "interrupted": resumed,  # then these are the seconds of the last start only
-        "cache": "empty at the start" if within_time else "shared by the cells without a time",
+        "cache": "empty at the start" if own_cache else "shared by the other cells",
         "test": {row: {key: of[key] for key in kept if key in of} for row, of in results["test"].items()},
         "kept": results["kept"],
         "validation": results["validation"],
@@ -140,11 +140,9 @@ def measured_cells() -> list[dict[str, Any]]:
     return sorted(results, key=lambda one: (one["data"], order.index(one["cell"])))
 
 
-def page_with_tables(page: str) -> str:
-    """The page with the part between the marks written anew."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{page_text(measured_cells())}\n{END}{after}"
+def page_with_table(page: str) -> str:
+    """The page with its part written anew."""
+    return replace_part(page, "quality.py", page_text(measured_cells()))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -158,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/quality"), help="for run folders and caches")
     options = parser.parse_args(arguments)
     if options.what == "page":
-        PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        PAGE.write_text(page_with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
     RESULTS.mkdir(parents=True, exist_ok=True)
     for text in options.data:

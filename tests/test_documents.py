@@ -37,11 +37,14 @@ def test_the_install_page_names_every_extra() -> None:
     assert sorted(listed) == sorted(set(extras) - {"docs", "dev"})
 
 
-def test_the_table_of_trained_models_is_the_one_of_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("script", ["quality", "refit"])
+def test_the_table_of_a_benchmark_is_the_one_of_its_measurements(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    quality = importlib.import_module("quality")
-    page = quality.PAGE.read_text(encoding="utf-8")
-    assert quality.page_with_tables(page) == page, "run: python benchmarks/quality.py page"
+    benchmark = importlib.import_module(script)
+    page = benchmark.PAGE.read_text(encoding="utf-8")
+    assert benchmark.page_with_table(page) == page, f"run: python benchmarks/{script}.py page"
 
 
 @pytest.mark.parametrize(("on", "page"), [("cub", "claims-cub.md"), ("glyphs", "claims.md")])
