@@ -58,7 +58,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out = tmp_path / "figures" / "loss.png"
     assert run(["losses", "plot", "a/(1+R)**2", "--parameter", "a=2", "--out", str(out)]) == 0
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert "loss 2*R/(R + 1) (closed form): bounded by 2" in capsys.readouterr().out
+    assert "loss 2 - 2/(R + 1) (closed form): bounded by 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
 """The paper's design method: write down how the penalty should grow with R, get the loss.
 
-The loss is the integral of the derivative from 0 to R: in closed form where sympy finds one, else tabulated.
+The loss is the integral of the derivative from 0 to R: in closed form where one of a few methods finds one
+(`integral.py`), else tabulated. No step is cut short by a clock, so a formula gives the same loss everywhere.
 """
 
 import math
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import count
-from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +16,8 @@ from torch import Tensor
 from forerank.errors import InputError
 from forerank.losses.expression import computable, evaluate_at, read_expression
 
-T = TypeVar("T")
 Derivative = str | Callable[[Tensor], Tensor]
 
-PATIENCE = 3.0  # seconds that sympy may take for one step, such as looking for a closed form
 LARGEST_ERROR = 1e-3  # of a numerical integral, relative to 1 + loss; worse ones are refused
 FARTHEST = 1e7  # the table of a numerical integral ends here; beyond it the loss goes on straight
 PANELS = 4096  # of the table, evenly spaced in log(1 + R)
@@ -33,7 +29,7 @@ class Design:
 
     >>> print(design("1/(1+R)**2").describe())
     derivative (R + 1)**(-2): decreasing, bounded by 1
-    loss R/(R + 1) (closed form): bounded by 1
+    loss 1 - 1/(R + 1) (closed form): bounded by 1
     """
 
     derivative: str
@@ -77,9 +73,7 @@ def design(derivative: Derivative, parameters: Mapping[str, float] | None = None
         text, expression = getattr(derivative, "__name__", "callable"), None
         slope: Callable[[Tensor], Tensor] = derivative
     else:
-        expression = _within(PATIENCE, lambda: read_expression(derivative, parameters))
-        if expression is None:
-            raise InputError(f"the formula {derivative!r} takes too long to work out: write a simpler one.")
+        expression = read_expression(derivative, parameters)
         text = str(expression)
 
         def slope(r: Tensor) -> Tensor:
@@ -89,7 +83,7 @@ def design(derivative: Derivative, parameters: Mapping[str, float] | None = None
     table, errors = _tabulate(slope)
     error = max(2 * float(errors.max()), 1e-15)  # twice what was seen
     closed = None
-    if expression is not None and (exact := _closed_form(expression, nodes, table, errors)):
+    if expression is not None and (exact := _closed_form(expression, slopes, nodes, table, errors)):
         closed, error = exact
     if not error <= LARGEST_ERROR:
         raise InputError(
@@ -169,88 +163,54 @@ def _look_up(table: Tensor, slope: Callable[[Tensor], Tensor], r: Tensor) -> Ten
     return cubic + (r - inside) * slope(torch.full_like(r, FARTHEST))
 
 
-def _closed_form(expression: Any, nodes: Tensor, table: Tensor, errors: Tensor) -> tuple[Any, float] | None:
-    """The integral from 0 to R and its error, if sympy finds one that can be computed and is correct."""
+def _closed_form(
+    expression: Any, slopes: Tensor, nodes: Tensor, table: Tensor, errors: Tensor
+) -> tuple[Any, float] | None:
+    """The integral from 0 to R and its error relative to 1 + loss, if one is found that is correct.
+
+    Correct is what has the derivative, never falls (a wrong branch of a primitive jumps down, and so does one
+    across a pole) and is as near to the table as the table is to the integral.
+    """
     import sympy
 
-    r = next(iter(expression.free_symbols), sympy.Symbol("R", nonnegative=True))
+    from forerank.losses.integral import primitive
 
-    u = sympy.Symbol("u", positive=True)  # 1 + R: powers of it are what sympy would multiply out, at length
-    plain = expression.subs(r, u - 1)
-    shifted = _within(PATIENCE, lambda: _partial_fractions(plain, u)) or plain
-
-    def integrate(what: Any, variable: Any, **options: Any) -> Any:
-        primitive = sympy.integrate(what, variable, **options)
-        if primitive.has(sympy.Integral, sympy.Piecewise):
-            raise ValueError("no closed form")
-        primitive = primitive.subs(u, r + 1)
-        return primitive - primitive.subs(r, 0)
-
-    attempts = (
-        lambda: integrate(shifted, u, manual=True),
-        lambda: integrate(expression, r, manual=True),
-        lambda: integrate(shifted, u),
-    )
-    results = (_within(PATIENCE, attempt) for attempt in attempts)
-    primitive = next((result for result in results if result is not None), None)
-    if primitive is None:
+    r = next(iter(expression.free_symbols), sympy.Symbol("R"))
+    found = primitive(expression, r)
+    if found is None:
         return None
-    # sympy would write 1000 log(R + 2) as the log of a power and multiply that out, in gigabytes.
-    shorten = _logs_from_zero if primitive.has(sympy.log) else sympy.simplify
-    shorter = _within(PATIENCE, lambda: shorten(primitive))
+    if found.has(sympy.log):
+        found = _logs_from_zero(found, r)
+    closed = found - found.subs(r, 0)
+    if not computable(closed):
+        return None
+    at = nodes.clone().requires_grad_()
+    try:
+        values = evaluate_at(closed, at)
+    except ValueError:  # a constant of it is no real number
+        return None
+    (own_slopes,) = torch.autograd.grad(values.sum(), at)
+    values = values.detach()
+    doubt = torch.cat([torch.zeros(1, dtype=torch.float64), errors.cummax(0).values])
+    off = (values - table).abs() / (1 + table)
+    known = doubt < 1e-9  # nodes at which the table is exact enough to tell the error
+    right = (
+        bool((off <= 1e-9 + 4 * doubt).all())
+        and bool((values.diff() >= -1e-9 * (1 + table[1:])).all())
+        and bool(((own_slopes - slopes).abs()[1:] <= 1e-6 * (slopes[1:] + slopes.max())).all())
+    )
+    return (closed, max(2 * float(off[known].max()), 1e-16)) if right else None
 
-    def checked(candidate: Any) -> tuple[Any, float] | None:
-        if candidate is None or not computable(candidate):
-            return None
-        error = _error_of(candidate, expression, r, nodes, table, errors)
-        return None if error is None else (candidate, error)
 
-    return _within(PATIENCE, lambda: checked(shorter)) or _within(PATIENCE, lambda: checked(primitive))
-
-
-def _partial_fractions(expression: Any, variable: Any) -> Any:
-    """A rational function as a sum of simple ones, whose integrals are known at once."""
-    import sympy
-
-    return sympy.apart(expression, variable) if expression.is_rational_function(variable) else expression
-
-
-def _logs_from_zero(expression: Any) -> Any:
+def _logs_from_zero(expression: Any, r: Any) -> Any:
     """Logarithms of c + R as log(1 + R/c) + log(c): they keep the digits of a small R, and log(c) cancels."""
     import sympy
-
-    (r,) = expression.free_symbols
 
     def split(log: Any) -> Any:
         start = log.args[0].subs(r, 0)
         return sympy.log(sympy.expand(log.args[0] / start)) + sympy.log(start) if start.is_positive else log
 
     return expression.replace(lambda part: isinstance(part, sympy.log) and part.has(r), split)
-
-
-def _error_of(
-    candidate: Any, expression: Any, r: Any, nodes: Tensor, table: Tensor, errors: Tensor
-) -> float | None:
-    """The largest error of a closed form as computed in float64, relative to 1 + loss; None if it is wrong.
-
-    Right is what has the derivative, never falls (a wrong branch of a primitive jumps down, and so does one
-    across a pole) and is as near to the table as the table is to the integral.
-    """
-    import sympy
-
-    values = evaluate_at(candidate, nodes)
-    doubt = torch.cat([torch.zeros(1, dtype=torch.float64), errors.cummax(0).values])
-    near = (values - table).abs() <= (1e-9 + 4 * doubt) * (1 + table)
-    if not bool(near.all()) or not bool((values.diff() >= -1e-9 * (1 + table[1:])).all()):
-        return None
-    slope, worst = candidate.diff(r), 0.0
-    for at, value in zip(nodes[::64].tolist(), values[::64].tolist(), strict=True):
-        place = {r: sympy.Float(at, 30)}
-        exact, is_slope, wanted = (float(one.evalf(30, subs=place)) for one in (candidate, slope, expression))
-        if at and not abs(is_slope - wanted) <= 1e-9 * abs(wanted):
-            return None
-        worst = max(worst, abs(value - exact) / (1 + exact))
-    return max(2 * worst, 1e-16) if worst <= 1e-9 else None
 
 
 def _trend(slopes: Tensor) -> str:
@@ -275,8 +235,8 @@ def _least_bound(expression: Any | None, slope: Callable[[Tensor], Tensor], larg
 
 def _loss_bound(closed: Any | None, slope: Callable[[Tensor], Tensor], table: Tensor) -> float:
     limit = _limit(closed)
-    if limit is not None:
-        return max(limit, float(table[-1]))
+    if limit is not None:  # the loss never falls
+        return limit
     # Without a limit: the integral converges if R f(R) still falls like a power of R far out.
     far = torch.tensor([FARTHEST, FARTHEST**1.5], dtype=torch.float64)
     near, farther = (far * slope(far)).tolist()
@@ -289,56 +249,17 @@ def _loss_bound(closed: Any | None, slope: Callable[[Tensor], Tensor], table: Te
 
 
 def _limit(expression: Any | None) -> float | None:
-    """The limit at infinity, if sympy finds it in time."""
+    """The limit at infinity, if it can be read off the formula."""
     import sympy
 
     if expression is None:
         return None
-    if not expression.free_symbols:
-        return float(expression)
-    (r,) = expression.free_symbols
-    limit = _within(PATIENCE, lambda: sympy.limit(expression, r, sympy.oo))
+    limit = expression.subs(dict.fromkeys(expression.free_symbols, sympy.oo))
     try:
-        return None if limit is None or limit is sympy.nan else float(limit)
+        return None if limit is sympy.nan else float(limit)
     except (TypeError, OverflowError):
         return None
 
 
 def _bounded(bound: float) -> str:
     return f"bounded by {bound:.6g}" if math.isfinite(bound) else "unbounded"
-
-
-class _OutOfTimeError(BaseException):
-    """Not an Exception, so that no `except Exception` inside sympy catches it."""
-
-
-def _within(seconds: float, work: Callable[[], T]) -> T | None:
-    """The result of pure-Python work, or None if it takes too long or fails; in any thread, no signals.
-
-    The seconds are processor time of this thread, so that the result does not depend on the machine's load.
-    """
-    deadline = time.thread_time() + seconds
-    before, calls = sys.getprofile(), count()
-
-    def watch(frame: FrameType, event: str, argument: object) -> None:
-        if next(calls) % 64 == 0 and time.thread_time() > deadline:
-            sys.setprofile(before)
-            raise _OutOfTimeError
-
-    sys.setprofile(watch)
-    try:
-        return work()
-    except InputError:
-        raise
-    except (
-        _OutOfTimeError,
-        ArithmeticError,
-        NotImplementedError,
-        ValueError,
-        TypeError,
-        RecursionError,
-        AttributeError,
-    ):
-        return None
-    finally:
-        sys.setprofile(before)

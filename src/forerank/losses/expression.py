@@ -7,6 +7,7 @@ used: it calls `eval`.
 import ast
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from forerank.errors import InputError, check_name, unknown
 
 LONGEST, MOST_NODES, LARGEST_NUMBER, LARGEST_POWER = 300, 120, 1e9, 1001
+LARGEST_CONSTANT = 1e15  # tan(pi/2) is larger
 MOST_BITS = 1000  # of an exact number; longer ones take for ever to work out, and are no float
 
 FUNCTIONS = {
@@ -34,15 +36,18 @@ FUNCTIONS = {
     "erf": torch.erf,
 }
 # Written as something simpler.
-SHORTHANDS: dict[str, Callable[[Any, Any], Any]] = {
-    "log1p": lambda sympy, x: sympy.log(1 + x),
-    "expm1": lambda sympy, x: sympy.exp(x) - 1,
-    "sigmoid": lambda sympy, x: 1 / (1 + sympy.exp(-x)),
+SHORTHANDS: dict[str, Callable[[Callable[[str, Any], Any], Any], Any]] = {
+    "log1p": lambda function, x: function("log", 1 + x),
+    "expm1": lambda function, x: function("exp", x) - 1,
+    "sigmoid": lambda function, x: 1 / (1 + function("exp", -x)),
 }
 
 
 def read_expression(text: str, parameters: Mapping[str, float] | None = None) -> Any:
     """A sympy expression in R from text, with the parameters' numbers put in.
+
+    Its constants are fractions, pi and log(2) those of their decimals: sympy would look for special values
+    and signs of exact ones, which has no end for some formulas.
 
     >>> read_expression("alpha / (1 + R)**(alpha + 1)", {"alpha": 4})
     4/(R + 1)**5
@@ -66,7 +71,7 @@ class _Reader:
         import sympy
 
         self.sympy, self.text = sympy, text
-        self.names: dict[str, Any] = {"R": sympy.Symbol("R", nonnegative=True), "pi": sympy.pi}
+        self.names: dict[str, Any] = {"R": sympy.Symbol("R"), "pi": self.fraction(math.pi)}
         for name, value in parameters.items():
             if name in self.names or name in FUNCTIONS or name in SHORTHANDS or not str(name).isidentifier():
                 raise InputError(f"a parameter cannot be called {name!r}.")
@@ -80,35 +85,51 @@ class _Reader:
             raise InputError(f"the number {value!r} is too large, in the formula {self.text!r}.")
         return self.sympy.Rational(str(value))
 
+    def fraction(self, value: float) -> Any:
+        """A constant that was computed, as the fraction of its decimal."""
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is not finite")
+        return self.sympy.Rational(str(value))
+
     def whole(self, node: ast.expr) -> Any:
         """The formula, every constant part of which is a finite real number."""
         expression = self.read(node)
         parts = self.sympy.preorder_traversal(expression)
         for part in parts:
             if not part.free_symbols:
-                self.checked(part)
+                self.real(partial(real_number, part))
                 parts.skip()
         return expression
 
-    def read(self, node: ast.expr) -> Any:
-        return self.checked(self.piece(node))
-
-    def checked(self, expression: Any) -> Any:
-        """Checked at every step: what is refused here would hang or fail in the next."""
-        sympy = self.sympy
+    def real(self, work: Callable[[], Any]) -> Any:
+        """The result of the work, or a sentence if a number in it is not a finite real one."""
         try:
-            if not expression.free_symbols:
-                real_number(expression)
-        except ValueError as error:
+            return work()
+        except InputError:
+            raise
+        except (ValueError, OverflowError) as error:
             raise InputError(f"part of the formula {self.text!r} is not a finite real number.") from error
+
+    def read(self, node: ast.expr) -> Any:
+        """Checked at every step: what is refused here would hang or fail in the next."""
+        expression = self.real(lambda: self.piece(node))
+        sympy = self.sympy
         if expression.has(sympy.I, sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
             raise InputError(f"part of the formula {self.text!r} is not a finite real number.")
+        if expression.is_Rational and abs(expression) > LARGEST_CONSTANT:
+            raise InputError(f"part of the formula {self.text!r} is too large a number.")
         if _bits(expression) > MOST_BITS:
             raise InputError(f"a number in the formula {self.text!r} has too many digits.")
         powers = (power.exp for power in expression.atoms(sympy.Pow))
-        if any(power.is_number and abs(real_number(power)) > LARGEST_POWER for power in powers):
+        if any(power.is_Rational and abs(power) > LARGEST_POWER for power in powers):
             raise InputError(f"powers above {LARGEST_POWER} are not allowed, in the formula {self.text!r}.")
         return expression
+
+    def function(self, name: str, x: Any) -> Any:
+        """One of FUNCTIONS: of a number by the processor, of R by sympy."""
+        if x.is_Rational:
+            return self.fraction(getattr(math, name)(float(x)))
+        return getattr(self.sympy, name)(x)
 
     def piece(self, node: ast.expr) -> Any:
         match node:
@@ -125,9 +146,9 @@ class _Reader:
                 return self.combine(op, self.read(left), self.read(right))
             case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
                 if name in SHORTHANDS:
-                    return SHORTHANDS[name](self.sympy, self.read(argument))
+                    return SHORTHANDS[name](self.function, self.read(argument))
                 if name in FUNCTIONS:
-                    return getattr(self.sympy, name)(self.read(argument))
+                    return self.function(name, self.read(argument))
                 raise unknown("function", name, [*FUNCTIONS, *SHORTHANDS])
         piece = ast.unparse(node)
         raise InputError(
@@ -147,9 +168,11 @@ class _Reader:
                     raise InputError(f"the formula {self.text!r} divides by zero.")
                 return left / right
             case ast.Pow():
+                if left.is_Rational and right.is_Rational and not right.is_Integer:
+                    return self.fraction(math.pow(left, right))
                 # Powers of numbers are worked out digit by digit, those of sums with R are left as they are.
-                worked_out = right.is_number and not (left.is_Add and left.free_symbols)
-                if worked_out and abs(real_number(right)) * _bits(left) > MOST_BITS:
+                worked_out = right.is_Rational and not left.is_Add
+                if worked_out and abs(right) * _bits(left) > MOST_BITS:
                     raise InputError(f"a power in the formula {self.text!r} is too large.")
                 return left**right
         raise InputError(

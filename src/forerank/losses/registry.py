@@ -60,7 +60,7 @@ def create_loss(name: str, **arguments: Any) -> RankingLoss:
     >>> create_loss("smooth-ap", temperature=0.02).temperature
     0.02
     >>> create_loss("PNP", derivative="1/(1+R)**2").curve.formula
-    'R/(R + 1)'
+    '1 - 1/(R + 1)'
     >>> create_loss("PNP-Dq", tempreature=0.02)
     Traceback (most recent call last):
     forerank.errors.InputError: unknown argument of PNP-Dq 'tempreature': did you mean 'temperature'? ...
