@@ -1,6 +1,5 @@
 """What this machine has: versions, device, threads, optional parts and how to get the missing ones."""
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forerank import __version__
-from forerank.errors import EXTRAS, InputError
+from forerank.errors import EXTRAS, InputError, install_command, installed_version
 
 # Packages whose versions belong in every report.
 _CORE = ("torch", "numpy", "numba", "pillow", "matplotlib", "safetensors")
@@ -34,18 +33,6 @@ PURPOSES = {
     "heic": "HEIC photographs (iPhone)",
     "weights": "EfficientNet-lite1 and lite2 with ImageNet weights",
 }
-
-
-def installed_version(package: str) -> str | None:
-    """The version of a distribution, or None where it is not installed.
-
-    >>> installed_version("no-such-package") is None
-    True
-    """
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def versions() -> dict[str, str]:
@@ -203,7 +190,7 @@ def describe_machine() -> dict[str, Any]:
                 "purpose": purpose,
                 "installed": extra not in missing,
                 "missing": missing.get(extra, []),
-                "install": f"pip install 'forerank[{extra}]'",
+                "install": install_command(extra),
             }
             for extra, purpose in PURPOSES.items()
         },

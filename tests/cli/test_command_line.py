@@ -4,12 +4,14 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from forerank.cli import VERBS, run
+from forerank.errors import EXTRAS, install_command
+from forerank.machine import PURPOSES, missing_extras
+from waiting import LIMIT
 
 
 def forerank(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -88,9 +90,27 @@ def test_doctor_for_machines_is_one_json_document() -> None:
 def test_doctor_says_how_to_get_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(__import__("forerank.errors", fromlist=["EXTRAS"]).EXTRAS, "no_such_module", "onnx")
+    monkeypatch.setitem(EXTRAS, "no_such_module", "onnx")
+    missing = missing_extras()
     assert run(["doctor"]) == 0
-    assert "pip install 'forerank[onnx" in capsys.readouterr().out
+    in_order = [extra for extra in PURPOSES if extra in missing]
+    assert f"To add what is missing: {install_command(*in_order)}\n" in capsys.readouterr().out
+    assert run(["doctor", "--json"]) == 0
+    part = json.loads(capsys.readouterr().out)["extras"]["onnx"]
+    assert part["missing"] == ["no_such_module"]
+    assert part["install"] == install_command("onnx")
+
+
+@pytest.mark.parametrize(("verb", "extra"), [("train", "budget"), ("embed", "s3"), ("embed", "openvino")])
+def test_help_names_extras_and_where_their_command_is(
+    verb: str, extra: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The text is the same wherever Forerank came from, so it cannot hold the command."""
+    assert run([verb, "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"the extra {extra}" in said
+    assert "see: forerank doctor" in said
+    assert "pip install" not in said
 
 
 def test_a_reader_that_goes_away_is_not_a_fault() -> None:
@@ -119,8 +139,8 @@ def test_an_interrupt_while_modules_are_loaded_is_one_calm_line(
 ) -> None:
     """A cyclopts that turns a KeyboardInterrupt into a fault of its own, as half-loaded modules do."""
     (tmp_path / "cyclopts.py").write_text(
-        "import sys, time\nprint('loading', flush=True)\n"
-        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    raise ImportError('cannot load twice')\n"
+        "import time\ntry:\n    print('loading', flush=True)\n    while True:\n        time.sleep(0.1)\n"
+        "except KeyboardInterrupt:\n    raise ImportError('cannot load twice')\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW, str(tmp_path), verb, "x"],
@@ -130,9 +150,8 @@ def test_an_interrupt_while_modules_are_loaded_is_one_calm_line(
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
-    time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=LIMIT)
     assert process.returncode == 130
     assert said == "forerank: interrupted" + (
         "; the same command continues where it stopped\n" * resumes or "\n"

@@ -10,7 +10,7 @@ from PIL import Image
 
 from forerank.data import check_table, open_table, read_image
 from forerank.data.image_files import find_images, image_files, scan_folder
-from forerank.errors import InputError
+from forerank.errors import InputError, install_command
 from forerank.models import create_model, embed_files
 from forerank.models.retriever import Retriever
 from forerank.search.images import list_images
@@ -98,5 +98,5 @@ def test_heic_photographs_are_read_with_the_extra_and_named_without(class_folder
     assert checked.returncode == 0, checked.stderr
     assert (
         "1 HEIC file was left out (class0/IMG_0001.HEIC): "
-        "it is read after: pip install 'forerank[heic]'" in checked.stdout
+        f"it is read after: {install_command('heic')}" in checked.stdout
     )

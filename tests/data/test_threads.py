@@ -3,20 +3,26 @@
 import _thread
 import subprocess
 import sys
-import time
+import threading
 
 import pytest
 
 from forerank.data.threads import map_in_threads
+from waiting import LIMIT, wait_until
 
 
 def test_results_come_in_the_order_of_the_items():
-    def slow_first(number):
-        time.sleep(0.02 if number == 0 else 0)
+    others_done = threading.Event()
+
+    def first_last(number):
+        if number == 0:
+            assert others_done.wait(LIMIT)
+        if number == 6:  # the last that may be worked on before the first is done
+            others_done.set()
         return number * number
 
-    assert list(map_in_threads(slow_first, range(200), workers=4, ahead=7)) == [n * n for n in range(200)]
-    assert list(map_in_threads(slow_first, [], workers=4)) == []
+    assert list(map_in_threads(first_last, range(200), workers=4, ahead=7)) == [n * n for n in range(200)]
+    assert list(map_in_threads(first_last, [], workers=4)) == []
 
 
 def test_a_fault_is_raised_in_its_place_and_no_thread_stays():
@@ -25,19 +31,17 @@ def test_a_fault_is_raised_in_its_place_and_no_thread_stays():
     assert [next(results) for _ in range(5)] == [-1] * 5
     with pytest.raises(ZeroDivisionError):
         next(results)
-    for _ in range(500):
-        if _thread._count() <= before:
-            return
-        time.sleep(0.01)
-    raise AssertionError("a thread stayed")
+    wait_until(lambda: _thread._count() <= before, "all threads end")
 
 
 def test_no_more_is_done_ahead_than_allowed():
-    started = []
-    results = map_in_threads(lambda number: started.append(number), range(1000), workers=2, ahead=10)
-    next(results)
-    time.sleep(0.05)
-    assert len(started) <= 11
+    """Only what was taken from the items can be worked on."""
+    taken = []
+    items = (taken.append(number) or number for number in range(1000))
+    results = map_in_threads(abs, items, workers=2, ahead=10)
+    for number in range(50):
+        assert next(results) == number
+        assert number < len(taken) <= number + 11
     results.close()
 
 
@@ -69,6 +73,6 @@ print(moment)
 def test_an_interrupt_at_any_moment_ends_it():
     """One run for every call and return in the calling thread, interrupted just there."""
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=LIMIT, check=True
     )
     assert int(done.stdout) > 30

@@ -12,7 +12,7 @@ from forerank.cli import run
 from forerank.errors import InputError
 from forerank.search import Index, build_index, open_engine
 
-s3fs = pytest.importorskip("s3fs", reason="pip install 'forerank[s3]'")
+s3fs = pytest.importorskip("s3fs", reason="needs the extra 's3'")
 moto = pytest.importorskip("moto.server")
 
 

@@ -1,6 +1,7 @@
 """`forerank doctor`: what this machine has, what is missing, how to get it."""
 
 from forerank.console import format_table, print_json
+from forerank.errors import install_command
 from forerank.machine import WITHOUT_AMX, describe_machine
 
 # What the processor's instructions for half precision mean for embed and index.
@@ -59,7 +60,7 @@ def doctor(*, gpu: bool = False, device: str = "auto", json: bool = False) -> No
     print(format_table(["optional part", "installed", "purpose"], rows))
     missing = [extra for extra, part in machine["extras"].items() if not part["installed"]]
     if missing:
-        print(f"\nTo add what is missing: pip install 'forerank[{','.join(missing)}]'")
+        print(f"\nTo add what is missing: {install_command(*missing)}")
     else:
         print("\nEvery optional part is installed.")
 

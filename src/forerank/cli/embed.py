@@ -38,7 +38,8 @@ def embed(
         A run folder, a model folder, or a backbone such as efficientnet-lite0.
     images
         Folders (searched to the bottom), images, CSV tables with a column path, tar shards (key.jpg), or
-        addresses of these that fsspec opens, such as s3://BUCKET/FOLDER (pip install 'forerank[s3]').
+        addresses of these that fsspec opens, such as s3://BUCKET/FOLDER (needs the
+        extra s3, see: forerank doctor).
     output
         The .npy file to write.
     batch_size
@@ -46,7 +47,7 @@ def embed(
     device
         auto, cpu, cuda, ...
     engine
-        auto, torch or openvino (pip install 'forerank[openvino]'), which is faster on a processor.
+        auto, torch or openvino, which is faster on a processor (needs the extra openvino).
     precision
         fp32, or bf16: often faster where the processor has it, and some neighbours change.
     on_bad

@@ -46,7 +46,7 @@ def train(
     minutes:
         Use about this many minutes as well as possible: compare many trainings on validation classes, take
         the best, train all weights if time is left, then once more on all classes (RUN/refit). Values that
-        you give are left as they are. Needs: pip install 'forerank[budget]'.
+        you give are left as they are. Needs the extra budget (see: forerank doctor).
     refit:
         Afterwards train the chosen settings once more on all classes, into RUN/refit: the model to ship. The
         numbers belong to the measured model in RUN/best. Of a finished run, only this is done. With --minutes

