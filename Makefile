@@ -5,7 +5,7 @@ PIP_FLAGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) --constraint constraints.txt
 
-.PHONY: demo test lint format bench screenshots docs serve-docs sbom audit clean help
+.PHONY: demo test test-long test-all lint format bench screenshots docs serve-docs sbom audit clean help
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -14,9 +14,9 @@ help: ## show this list
 
 # torch is named alone and first, so that pip takes the pinned CPU build and nothing newer.
 .venv/user.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "Setting up .venv (once; about a minute) ..."
+	@echo "Setting up .venv (once; a minute or two) ..."
 	@$(PIP) torch
-	@$(PIP) --editable '.[web,openvino]'
+	@$(PIP) --editable '.[app]'
 	@touch $@
 
 .venv/dev.stamp: .venv/user.stamp
@@ -26,16 +26,19 @@ help: ## show this list
 
 demo: .venv/user.stamp ## train on the embedded glyphs, measure before and after, write report.html
 	@$(BIN)/forerank demo
+	@echo "First, so that this shell finds forerank: source .venv/bin/activate"
 
-# Every room has a process of its own: the tests of all rooms together load torch, OpenVINO, numba, faiss,
-# Arrow and gRPC into one process, with several thread pools and allocators, and that was seen to crash. All
-# rooms run; the last line names those that failed.
-ROOMS := $(patsubst %/,%,$(wildcard tests/[a-z]*/)) tests/test_*.py src
-test: .venv/dev.stamp ## run the whole test suite
-	@rm -f .coverage; failed=""; for room in $(foreach room,$(ROOMS),'$(room)'); do \
-	  echo "== $$room"; $(BIN)/python -m pytest $$room --cov --cov-append --cov-report= || failed="$$failed $$room"; \
-	done; $(BIN)/coverage report --skip-covered; \
-	if [ -n "$$failed" ]; then echo "Tests failed in:$$failed"; exit 1; fi
+# tests/rooms.py says how long it takes and runs two rooms at a time.
+test: .venv/dev.stamp ## run the tests: every promise once
+	@rm -f .coverage .coverage.*
+	@$(BIN)/python tests/rooms.py
+	@$(BIN)/coverage combine --quiet --keep && $(BIN)/coverage report --skip-covered | tail -n 1
+
+test-long: .venv/dev.stamp ## what is long by nature: campaigns, real Milvus, the wheel, the site, benchmarks, memory
+	@$(BIN)/python tests/rooms.py --long
+	@$(BIN)/coverage combine --quiet --keep && $(BIN)/coverage report --skip-covered
+
+test-all: test test-long ## both
 
 lint: .venv/dev.stamp ## ruff, mypy --strict, the layers
 	$(BIN)/ruff check .
@@ -66,4 +69,4 @@ audit: .venv/dev.stamp ## compare the installed packages with the known weakness
 	$(BIN)/pip-audit --strict --skip-editable
 
 clean: ## remove the environment and everything built
-	rm -rf .venv site sbom.json dist build .mypy_cache .ruff_cache .pytest_cache .coverage
+	rm -rf .venv site sbom.json dist build .mypy_cache .ruff_cache .pytest_cache .coverage .coverage.*

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long  # what they measure is tested in the rooms
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 

@@ -5,13 +5,13 @@ import os
 import pty
 import subprocess
 import sys
-import time
 
 import nbclient
 import nbformat
 import pytest
 
 from forerank.console import say_if_slow
+from waiting import LIMIT, wait_until
 
 COUNT = """
 from forerank.console import progress
@@ -40,17 +40,16 @@ def test_a_terminal_sees_the_bar_and_a_pipe_sees_nothing() -> None:
 def test_a_notebook_sees_the_bar() -> None:
     cell = f"from forerank.console import in_notebook\nassert in_notebook()\n{COUNT}"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
-    nbclient.NotebookClient(notebook, timeout=120).execute()
+    limits = dict.fromkeys(("timeout", "startup_timeout", "iopub_timeout"), LIMIT)
+    nbclient.NotebookClient(notebook, **limits).execute()
     outputs = notebook.cells[0].outputs
     assert any("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in outputs)
 
 
 def test_a_wait_is_explained_only_if_it_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with say_if_slow("never said", after=60):
+    with say_if_slow("never said", after=LIMIT):
         pass
     assert capsys.readouterr().err == ""
     with say_if_slow("compiling", after=0):
-        deadline = time.monotonic() + 30
-        while not (said := capsys.readouterr().err) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        said = wait_until(lambda: capsys.readouterr().err, "the wait is explained")
     assert said == "compiling\n"

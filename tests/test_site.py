@@ -11,6 +11,8 @@ import pytest
 
 import forerank
 
+# The whole site is built; tests/test_documents.py runs the code of the pages and looks for what they name.
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[1]
 
 
@@ -72,7 +74,7 @@ def test_search_works_from_disk(site: Path, page: Any) -> None:
     page.goto((site / "index.html").as_uri())
     page.click(".md-search__input")
     page.keyboard.type("backward_in_chunks")
-    page.wait_for_selector(".md-search-result__item a[href*='training.html']", timeout=20_000)
+    page.wait_for_selector(".md-search-result__item a[href*='training.html']")
 
 
 @pytest.mark.browser

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import LIMIT
+
 ROOT = Path(__file__).parents[2]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -88,7 +90,7 @@ def serve(variables: dict[str, str], tmp_path: Path) -> Iterator[Callable[[str],
     for process in started:
         process.send_signal(signal.SIGINT)
         try:
-            assert process.wait(60) == 0
+            assert process.wait(LIMIT) == 0
         finally:
             process.kill()
             process.communicate()

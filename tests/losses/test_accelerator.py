@@ -15,6 +15,7 @@ from forerank.losses import CrossBatchMemory, create_loss
 from forerank.losses.registry import loss_names
 from forerank.training.processes import Processes, largest
 from pretend_device import DEVICE, host_waits
+from waiting import LIMIT, finish
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 0, 2, 4, 4])
 IMAGES = [
@@ -106,8 +107,7 @@ def test_gathered_by_two_processes(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)
     ]
-    for process in processes:
-        _, errors = process.communicate(timeout=240)
+    for process, (_, errors) in zip(processes, finish(*processes), strict=True):
         assert process.returncode == 0, errors
     for rank in range(2):
         results = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
@@ -121,7 +121,7 @@ def test_gathered_by_two_processes(tmp_path: Path) -> None:
 
 def work(rank: int, folder: str) -> None:
     """One of the processes: this file, run as a program."""
-    faulthandler.dump_traceback_later(200, exit=True)
+    faulthandler.dump_traceback_later(LIMIT - 60, exit=True)
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     results: dict[Any, list[Any]] = {}

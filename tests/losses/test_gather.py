@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this file is also run as a program
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,6 +24,7 @@ from forerank.losses import (
     RoadmapLoss,
     SmoothAPLoss,
 )
+from waiting import LIMIT, finish
 
 Part = tuple[Tensor, Tensor, Tensor]  # inputs, labels, image ids
 
@@ -79,7 +82,7 @@ def run(
 
 def work(rank: int, sizes: list[list[int]], folder: str) -> None:
     """One of the processes: this file, run as a program."""
-    faulthandler.dump_traceback_later(90, exit=True)  # a deadlock shows where it stands
+    faulthandler.dump_traceback_later(LIMIT - 60, exit=True)  # a deadlock shows where it stands
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=len(sizes[0]))
     model = DistributedDataParallel(make_model())
@@ -97,8 +100,7 @@ def test_processes_equal_one(sizes: list[list[int]], tmp_path: Path) -> None:
     ranks = range(len(sizes[0]))
     command = [sys.executable, __file__, json.dumps(sizes), str(tmp_path)]
     processes = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in ranks]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
+    for process, (_, errors) in zip(processes, finish(*processes), strict=True):
         assert process.returncode == 0, errors
     whole = [joint_batch(step, part) for step, part in enumerate(sizes)]
     expected = run(make_model(), whole, gather=False)

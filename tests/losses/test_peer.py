@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this file is also run as a program
 from torch import Tensor
 
 from forerank.losses import PNPLoss, RankingLoss, SmoothAPLoss
+from waiting import LIMIT, finish
 
 pytest.importorskip("pytorch_metric_learning", reason="needs the extra 'baselines'")
 
@@ -143,7 +146,7 @@ def work(rank: int, folder: str) -> None:
     """One of two processes: this file, run as a program."""
     from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 
-    faulthandler.dump_traceback_later(90, exit=True)  # a deadlock shows where it stands
+    faulthandler.dump_traceback_later(LIMIT - 60, exit=True)  # a deadlock shows where it stands
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     x, labels = (part.chunk(2)[rank] for part in joint_batch())
@@ -160,8 +163,7 @@ def test_inside_the_peers_distributed_wrapper(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in (0, 1)
     ]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
+    for process, (_, errors) in zip(processes, finish(*processes), strict=True):
         assert process.returncode == 0, errors
     x, labels = joint_batch()
     x.requires_grad_()

@@ -2,8 +2,9 @@
 
 import subprocess
 import sys
-import time
+import urllib.request
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from forerank.errors import InputError, MissingExtraError
 from forerank.models import create_model, list_backbones, load_model, save_model
 from forerank.models.torchvision_import import import_timm, import_torchvision
+from waiting import LIMIT
 
 transformers = pytest.importorskip("transformers")
 
@@ -32,7 +34,7 @@ def test_torchvision_imports_beside_this_torch_and_its_transforms_work() -> None
         "assert T.Resize(8)(torch.zeros(3, 16, 16)).shape == (3, 8, 8)\n"
         "assert M.resnet18(weights=None)(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT)
     assert import_torchvision().__name__ == "torchvision"
 
 
@@ -188,21 +190,31 @@ def test_transformers_models_from_a_folder(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_missing_weights_name_the_file_and_the_place_at_once(
-    name: str, parts: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, parts: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, closed_port: int
 ) -> None:
+    """After one request: the hub's own client, which tries again and again, is not even started."""
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    # A closed port stands for a machine without network: the refusal comes at once, with no retries.
-    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(
-        hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{filename}"
-    )
+    nowhere = f"http://127.0.0.1:{closed_port}"  # stands for a machine without network
+    monkeypatch.setattr(hub.constants, "ENDPOINT", nowhere)
+    monkeypatch.setattr(hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", nowhere + "/{repo_id}/{filename}")
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda repo, file: None)
-    monkeypatch.setattr(hub, "hf_hub_url", lambda repo, file: f"http://127.0.0.1:9/{repo}/{file}")
-    start = time.monotonic()
+    monkeypatch.setattr(hub, "hf_hub_url", lambda repo, file: f"{nowhere}/{repo}/{file}")
+    asked = []
+
+    def ask(request: urllib.request.Request, real: Any = urllib.request.urlopen, **options: Any) -> Any:
+        asked.append(request.full_url)
+        return real(request, **options)
+
+    def start_client(*_: Any, **__: Any) -> NoReturn:
+        pytest.fail("the hub's own client was started")
+
+    monkeypatch.setattr(urllib.request, "urlopen", ask)
+    for client in ("hf_hub_download", "snapshot_download"):
+        monkeypatch.setattr(hub, client, start_client)
     with pytest.raises(InputError) as refusal:
         create_model(name)
-    assert time.monotonic() - start < 30
+    assert len(asked) == 1, asked
     for part in [*parts, "cannot be downloaded", str(tmp_path)]:
         assert part in str(refusal.value)
 

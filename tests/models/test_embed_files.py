@@ -18,6 +18,7 @@ from forerank.cli import run
 from forerank.data.sources import open_pictures
 from forerank.errors import InputError
 from forerank.models import Retriever, create_model, embed_files, save_model
+from waiting import LIMIT
 
 
 @pytest.fixture
@@ -216,7 +217,7 @@ def test_a_second_run_into_the_same_file_is_refused(folder: Path, model: Path, t
         def embed_and_wait(*arguments: Any, **options: Any) -> Any:
             vectors = embed(*arguments, **options)
             begun.set()
-            assert done.wait(60)
+            assert done.wait(LIMIT)
             return vectors
 
         retriever.embed = embed_and_wait  # type: ignore[method-assign]
@@ -224,11 +225,13 @@ def test_a_second_run_into_the_same_file_is_refused(folder: Path, model: Path, t
 
     first = threading.Thread(target=embed_files, args=(slow, [folder], output))
     first.start()
-    assert begun.wait(60)
-    with pytest.raises(InputError, match=r"another process is writing to .*out\.npy: wait until it is done"):
-        embed_files(lambda: Retriever.load(model, batch_size=1), [folder], output)
-    done.set()
-    first.join()
+    assert begun.wait(LIMIT)
+    try:
+        with pytest.raises(InputError, match=r"another process is writing to .*out\.npy: wait until it is"):
+            embed_files(lambda: Retriever.load(model, batch_size=1), [folder], output)
+    finally:
+        done.set()
+        first.join()
     assert len(np.load(output)) == 14
     embed_files(lambda: Retriever.load(model, batch_size=1), [folder], output)  # nothing stays locked
 

@@ -18,6 +18,7 @@ from forerank.errors import ForerankError, InputError
 from forerank.models import Retriever, create_model, inference, save_model
 from forerank.models.inference import cached_network, choose_engine, open_network
 from forerank.search import Index, build_index
+from waiting import LIMIT
 
 openvino = pytest.importorskip("openvino")
 BOTH = "efficientnet-lite0@32px+efficientnet-lite0@64px"
@@ -107,7 +108,7 @@ def test_an_index_knows_its_engine_keeps_it_and_is_searched_without_torch(
         f"assert run(['search', {str(place)!r}, {str(images / 'class1' / '4.png')!r}, '--json']) == 0\n"
         "assert 'torch' not in sys.modules, 'torch was loaded'\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     first = json.loads(done.stdout)["hits"][0]
     assert first["path"] == "class1/4.png"

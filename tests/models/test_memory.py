@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from waiting import LIMIT
+
 CODE = """
 import resource, sys, torch
 if sys.argv[1] == "keep":
@@ -25,7 +27,7 @@ print(faults() - start)
 def test_large_blocks_are_not_given_back() -> None:
     def count(mode: str) -> int:
         done = subprocess.run(
-            [sys.executable, "-c", CODE, mode], check=True, capture_output=True, timeout=120
+            [sys.executable, "-c", CODE, mode], check=True, capture_output=True, timeout=LIMIT
         )
         return int(done.stdout)
 

@@ -1,22 +1,28 @@
 """The pipeline from images to vectors: order, what is left out, bounded memory, faults."""
 
 import threading
-import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from forerank.models.pipeline import compute_vectors
+from waiting import LIMIT
 
 
 def test_every_item_is_computed_once_in_its_place_and_some_are_left_out() -> None:
+    begun = [threading.Event() for _ in range(23)]
+
     def read(item: int) -> np.ndarray | None:
-        time.sleep(0.001 * (item % 3))  # later items are ready before earlier ones
+        begun[item].set()
+        if item % 3 == 0 and item < 22:  # the next one is read before this one is ready
+            assert begun[item + 1].wait(LIMIT)
         return None if item % 5 == 0 else np.float32([item])
 
     result = np.full((23, 1), np.nan)
     taken = 0
-    for positions, vectors, number in compute_vectors(read, range(23), lambda views: 2 * views, batch_size=4):
+    batches = compute_vectors(read, range(23), lambda views: 2 * views, batch_size=4, workers=3)
+    for positions, vectors, number in batches:
         assert len(positions) == len(vectors) <= 4
         result[positions] = vectors
         taken += number
@@ -26,22 +32,26 @@ def test_every_item_is_computed_once_in_its_place_and_some_are_left_out() -> Non
 
 
 def test_no_more_than_three_batches_are_held_however_slow_the_network() -> None:
-    lock, begun, done, held = threading.Lock(), 0, 0, []
+    """Items that were given to the readers count as held: sooner or later they are."""
+    given, done, held = 0, 0, []
 
-    def read(item: int) -> np.ndarray:
-        nonlocal begun
-        with lock:
-            begun += 1
-        return np.zeros(1, np.float32)
+    class Items(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            nonlocal given
+            for item in super().__iter__():
+                given += 1
+                yield item
 
     def network(views: np.ndarray) -> np.ndarray:
         nonlocal done
-        time.sleep(0.02)  # the readers run ahead as far as they may
-        held.append(begun - done)
+        held.append(given - done)
         done += len(views)
         return views
 
-    for _ in compute_vectors(read, range(200), network, batch_size=8, workers=4):
+    def read(item: int) -> np.ndarray:
+        return np.zeros(1, np.float32)
+
+    for _ in compute_vectors(read, Items(range(200)), network, batch_size=8, workers=4):
         pass
     assert done == 200
     assert 8 < max(held) <= 3 * 8

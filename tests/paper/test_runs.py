@@ -1,15 +1,18 @@
 """One run's misfortune is its own: the rest of the plan is trained."""
 
 import importlib
+import os
+import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from forerank.paper import runs
 from forerank.paper.pipeline import open_study, runs_needed
+from waiting import LIMIT, wait_until
 
 
 def test_any_exception_of_a_run_is_its_own(
@@ -52,7 +55,7 @@ def test_a_worker_that_dies_takes_only_its_run_along(
     assert "was killed" in ended["Ds, seed 0"]
 
 
-@pytest.mark.parametrize("job", ["time.sleep, 600", "save_when_asked"])
+@pytest.mark.parametrize("job", ["go_on", "save_when_asked"])
 def test_a_worker_ends_when_its_parent_is_killed(job: str, tmp_path: Path) -> None:
     """Also one that is inside a run, which answers the signal by saving itself."""
     script = tmp_path / "study.py"
@@ -60,21 +63,30 @@ def test_a_worker_ends_when_its_parent_is_killed(job: str, tmp_path: Path) -> No
 import os, pathlib, signal, time
 from forerank.paper.runs import _start_worker
 from forerank.training.interruption import Interruption
+folder = pathlib.Path({str(tmp_path)!r})
+def go_on():
+    (folder / "begun").touch()
+    while True:
+        time.sleep(0.1)
 def save_when_asked():
     with Interruption() as interruption:
+        (folder / "begun").touch()
         while not interruption.signal:
             time.sleep(0.1)
-        pathlib.Path({str(tmp_path / "saved")!r}).touch()
+        (folder / "saved").touch()
 if __name__ == "__main__":
     worker = _start_worker(1)
     print(worker.submit(os.getpid).result(), flush=True)
-    worker.submit({job})
-    time.sleep(600)
+    worker.submit({job}).result()
 """)
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    assert parent.stdout.readline().strip().isdigit()
-    time.sleep(1)  # the job has begun
+    worker = int(parent.stdout.readline())
+    wait_until((tmp_path / "begun").exists, "the job begins", parent)
     parent.kill()
-    parent.communicate(timeout=60)  # ends when no process is left that could write
+    try:
+        parent.communicate(timeout=LIMIT)  # ends when no process is left that could write
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
     assert (tmp_path / "saved").exists() == (job == "save_when_asked")

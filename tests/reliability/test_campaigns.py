@@ -11,11 +11,13 @@ import pytest
 from campaigns.page import PAGE, page_text
 from campaigns.registry import CAMPAIGNS
 from campaigns.tally import RESULTS, Tally
+from waiting import LIMIT
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "campaigns.py"
 NEEDS = {"readers": "atheris", "requests": "schemathesis"}
 
 
+@pytest.mark.long
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", CAMPAIGNS)
 def test_nothing_is_lost_in_a_short_campaign(name: str, tmp_path: Path) -> None:
@@ -29,7 +31,7 @@ def test_nothing_is_lost_in_a_short_campaign(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", program, str(SCRIPT.parent), name]
     done = subprocess.run(
         [*command, str(CAMPAIGNS[name].short)],
-        capture_output=True, text=True, check=False, timeout=600, cwd=tmp_path,
+        capture_output=True, text=True, check=False, timeout=LIMIT, cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

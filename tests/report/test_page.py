@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from forerank.data import Table
 from forerank.errors import InputError
 from forerank.metrics import evaluate
 from forerank.report import CheckpointChoice, write_report
+from waiting import wait_until
 
 HISTORY = [
     *({"step": step, "loss": math.exp(-step / 200)} for step in range(600)),
@@ -293,11 +293,12 @@ def test_killed_while_writing_the_file_is_whole_or_absent(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(file)], stdout=subprocess.PIPE)
     try:
         assert process.stdout.readline() == b"ready\n"
-        while not file.exists() and process.poll() is None:
-            time.sleep(0.01)
+        wait_until(file.exists, "the first page is written", process)
         # Stop it again and again in the midst of its work: at each stop a reader must find a whole page.
-        for pause in np.linspace(0.005, 0.08, 20):
-            time.sleep(pause)
+        for _ in range(20):
+            wait_until(
+                lambda: len(list(tmp_path.iterdir())) > 1, "a page is being written", process, pause=0.001
+            )
             os.kill(process.pid, signal.SIGSTOP)
             assert file.read_text(encoding="utf-8").endswith("</html>\n")
             os.kill(process.pid, signal.SIGCONT)

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,27 @@ def mortal_milvus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMilv
 
 
 @pytest.fixture
+def when_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], list[float]]:
+    """``waits = when_waiting(act)``: `act()`, when a request to Milvus has failed and will be repeated."""
+    from forerank.search import milvus_connection
+
+    def arranged(act: Callable[[], object]) -> list[float]:
+        waits: list[float] = []
+
+        def wait(seconds: float, sleep: Callable[[float], None] = milvus_connection.time.sleep) -> None:
+            waits.append(seconds)
+            if len(waits) == 1:
+                act()
+            else:
+                sleep(seconds)
+
+        monkeypatch.setattr(milvus_connection, "time", SimpleNamespace(sleep=wait))
+        return waits
+
+    return arranged
+
+
+@pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine from outside: one file, `plain_engine.py`, and one line."""
     from forerank.search.engine import ENGINES
@@ -71,7 +93,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every kind of engine; a real Milvus, where a collection takes seconds, only in the engines' suite."""
     if "address" in metafunc.fixturenames:
         own = metafunc.module.__name__.endswith("test_engines")
-        metafunc.parametrize("address", [*ENGINES, "real milvus"] if own else ENGINES, indirect=True)
+        real = [pytest.param("real milvus", marks=pytest.mark.long)] if own else []
+        metafunc.parametrize("address", [*ENGINES, *real], indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever asks for a real Milvus is long: Milvus Lite, file and server, guards the same promises."""
+    for item in items:
+        if {"real_milvus", "mortal_milvus"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from forerank.cli import run as command
 from forerank.data import open_table
 from forerank.models import create_model, save_model
 from forerank.training.recipe import load_recipe, recipe_text
+from waiting import LIMIT
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_serving_a_run_writes_the_table_that_trains_next(make_run, tmp_path):
     )
     try:
         port = next(int(m.group(1)) for line in child.stderr if (m := re.search(r"127.0.0.1:(\d+)", line)))
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT)
         connection.request("GET", "/api/collection")
         told = json.loads(connection.getresponse().read())
         assert {one["split"] for one in told["classes"]} >= {"train", "test"}
@@ -118,7 +119,7 @@ def test_serving_a_run_writes_the_table_that_trains_next(make_run, tmp_path):
     finally:
         os.kill(child.pid, signal.SIGINT)
         said = child.stderr.read()
-        assert child.wait(60) == 0
+        assert child.wait(LIMIT) == 0
     assert "forerank train" in said
     corrected = open_table(run / "corrected.csv")
     assert set(corrected.counts()) >= {"train", "test"}

@@ -240,7 +240,7 @@ def test_two_writers_do_not_meet(tmp_path, model_folder, image_folder):
 
 
 KILLED = """
-import sys, time
+import sys
 import forerank.search.build as build
 from forerank.models import Retriever
 
@@ -249,7 +249,7 @@ slow = Retriever.load(model)
 embed = slow.embed
 def embed_aloud(*arguments, **options):
     print("part", flush=True)
-    time.sleep(0.1)
+    sys.stdin.readline()  # waits until the test has seen it
     return embed(*arguments, **options)
 slow.embed = embed_aloud
 build.build_index(slow, images, address, part=2)
@@ -261,11 +261,13 @@ def test_killed_while_embedding_goes_on_where_it_was(address, model_folder, imag
     if address.startswith("plain:"):
         pytest.skip("this engine lives in the memory of one process")
     command = [sys.executable, "-c", KILLED, str(model_folder), str(image_folder), address]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-    for _ in range(4):
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    for part in range(4):
         assert process.stdout.readline() == b"part\n", process.stderr.read()[-800:]
+        if part < 3:
+            process.stdin.write(b"go on\n")
+            process.stdin.flush()
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     report = build_index(model_folder, image_folder, address)

@@ -15,6 +15,7 @@ from forerank.files import json_with_checksum, read_json_with_checksum
 from forerank.search import Row, generation, open_engine, positions
 from forerank.search.engine import Filter
 from forerank.search.journal import Journal, Journals
+from waiting import LIMIT
 
 # The steps of putting a new state in force, each killed just before and just after.
 # (a number: which call of it is meant)
@@ -178,9 +179,11 @@ def test_an_index_of_a_newer_format_is_refused(tmp_path, fill, make_rows, random
 
 def test_the_lock_goes_with_the_process(tmp_path, make_rows, random_vectors):
     """A killed writer blocks nobody."""
-    code = "import sys, time; from forerank.search import open_engine\n"
-    code += "with open_engine(sys.argv[1]).update(16, 'm'): print('in', flush=True); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "index")], stdout=subprocess.PIPE)
+    code = "import sys; from forerank.search import open_engine\n"
+    code += "with open_engine(sys.argv[1]).update(16, 'm'): print('in', flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "index")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert process.stdout.readline() == b"in\n"
     with (
         pytest.raises(InputError, match="another process is writing"),
@@ -321,7 +324,7 @@ def test_closing_waits_for_a_query_of_another_thread(tmp_path, fill, make_rows, 
 
     engine._open().database.text_factory = read_text
     assert len(engine.page()) == 40
-    closing.join(60)
+    closing.join(LIMIT)
     assert engine._opened is None
     assert len(engine.page()) == 40  # it is opened again
     engine.close()

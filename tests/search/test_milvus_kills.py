@@ -1,7 +1,5 @@
 """A real Milvus that is killed (SIGKILL) in the middle of a load and started again on its data."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -25,7 +23,7 @@ def stored(address):
 
 
 def test_a_load_waits_for_the_server_and_goes_on(
-    mortal_milvus, make_rows, random_vectors, meta, monkeypatch, capsys
+    mortal_milvus, make_rows, random_vectors, meta, monkeypatch, capsys, when_waiting
 ):
     monkeypatch.setattr(milvus_connection, "PATIENT_ATTEMPTS", 60)  # the machine may be very busy
     rows, vectors = make_rows([f"a/{i:04d}.png" for i in range(3000)]), random_vectors(3000)
@@ -35,10 +33,8 @@ def test_a_load_waits_for_the_server_and_goes_on(
         for start in range(0, 3000, 500):
             if start == 1500:
                 mortal_milvus.kill()
-                back = threading.Thread(target=mortal_milvus.start)
-                back.start()
+                when_waiting(mortal_milvus.start)
             update.put(rows[start : start + 500], vectors[start : start + 500])
-        back.join()
         update.complete(rows, meta, None)
     assert "trying again in" in capsys.readouterr().err
     assert engine.count() == 3000

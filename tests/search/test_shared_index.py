@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forerank.search import build_index, open_engine
-from milvus_servers import free_port
+from waiting import finish
 
 SHARED = """
 import os, signal, sys
@@ -109,13 +109,13 @@ def test_the_command_shares_the_work(tmp_path, model_folder, image_folder):
 
 @pytest.mark.parametrize("meeting_point", ["folder", "milvus"])
 def test_several_machines_by_the_documented_command(
-    meeting_point, request, tmp_path, model_folder, image_folder
+    meeting_point, request, tmp_path, model_folder, image_folder, torchrun_address
 ):
     """Two times torchrun, each with a process: as on two machines with a shared disk, or a Milvus."""
     place = str(tmp_path / "two")
     if meeting_point == "milvus":
         place = f"{request.getfixturevalue('milvus_server').address}#machines"
-    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={torchrun_address}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     index = ["-m", "forerank", "index", str(model_folder), str(image_folder), "-o", place]
     command = [*torchrun, *rendezvous, *index]
@@ -124,7 +124,7 @@ def test_several_machines_by_the_documented_command(
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         for _ in range(2)
     ]
-    said = [machine.communicate(timeout=300) for machine in machines]
+    said = finish(*machines)
     assert [machine.returncode for machine in machines] == [0, 0], said
     assert sorted(out.count("12 images (12 embedded") for out, _ in said) == [0, 1]
     build_index(model_folder, image_folder, tmp_path / "one")
@@ -200,7 +200,8 @@ def test_processes_with_two_engines_are_refused(source, tmp_path, unlike, image_
     assert open_engine(tmp_path / "two").meta() is None
 
 
-# The first process needs longer to complete the index than processes otherwise wait for each other.
+# The first process needs longer to complete the index than processes otherwise wait for each other. On a busy
+# machine both become longer: the command waits for a day.
 SLOW = """
 import time
 from datetime import timedelta
@@ -208,10 +209,10 @@ from forerank.cli import main
 from forerank.search.folder import _FolderUpdate
 from forerank.training import processes
 joined = processes.joined.__wrapped__
-joined.__defaults__ = (joined.__defaults__[0], timedelta(seconds=5))
+joined.__defaults__ = (joined.__defaults__[0], timedelta(seconds=1))
 complete = _FolderUpdate.complete
 def complete_slowly(*arguments):
-    time.sleep(8)
+    time.sleep(2)
     return complete(*arguments)
 _FolderUpdate.complete = complete_slowly
 main()

@@ -57,21 +57,80 @@ def one_thread_and_own_cache(
     torch.set_num_threads(1)
 
 
+# `forerank ...` to which something happens at a moment that the test chooses. A test that looks for it from
+# outside comes too late on a busy machine.
+AT_A_MOMENT = """
+import os, resource, signal, sys, time
+from pathlib import Path
+from forerank.cli import main
+from forerank.training import checkpoint, loop
+from forerank.training.record import Record
+
+moment, number = sys.argv[1], int(sys.argv[2])
+del sys.argv[1:3]
+claim, add, save_file, sync_tree = loop.claim_run, Record.add, checkpoint.save_file, checkpoint.sync_tree
+done = 0
+
+def die():
+    os.killpg(0, signal.SIGKILL)
+
+def claim_then(*arguments):
+    claim(*arguments)
+    if moment == "killed when claimed":
+        die()
+
+def prepare(run, *rest):
+    Path(f"{run}.prepares").touch()
+    while True:
+        time.sleep(0.1)
+
+def add_then(self, step, **values):
+    global done
+    add(self, step, **values)
+    done = step
+    if done == number and moment == "killed after step":
+        die()
+    if done == number and moment == "full after step":  # no file may grow any more; events are the longest
+        os.truncate(self._run / "metrics.jsonl", 0)
+        size = next((self._run / "tensorboard").iterdir()).stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+def save_half(tensors, file, metadata):
+    save_file(tensors, file, metadata)
+    if done >= number and moment == "killed in a file":
+        os.truncate(file, file.stat().st_size // 2)
+        die()
+
+def sync_then(folder):
+    sync_tree(folder)
+    if done >= number and moment == "killed before the rename":
+        die()
+
+loop.claim_run, Record.add = claim_then, add_then
+checkpoint.save_file, checkpoint.sync_tree = save_half, sync_then
+if moment == "waits while preparing":
+    loop.measure_before = prepare
+main()
+"""
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def start() -> Start:
-    """Start `forerank ...` (or torchrun with it) as a process; whatever still runs at the end is killed."""
+    """Start `forerank ...` (or torchrun with it) as a process; whatever still runs at the end is killed.
+
+    With a `moment` and its number of steps something happens to it: see `AT_A_MOMENT`.
+    """
     running: list[subprocess.Popen[str]] = []
 
     def begin(
         arguments: Sequence[object],
         processes: int = 1,
         torchrun: Sequence[str] = ("--standalone",),
+        moment: tuple[str, int] | None = None,
         **options: object,
     ) -> "subprocess.Popen[str]":
-        launcher = ["-m", "forerank"]
+        launcher = ["-m", "forerank"] if moment is None else ["-c", AT_A_MOMENT, moment[0], str(moment[1])]
         if processes > 1 or torchrun != ("--standalone",):
             where = [*torchrun, f"--nproc-per-node={processes}"]
             launcher = ["-m", "torch.distributed.run", *where, *launcher]

@@ -24,6 +24,7 @@ from forerank.training.prepare import complete_recipe, open_parts
 from forerank.training.processes import Processes
 from forerank.training.recipe import Recipe
 from forerank.training.whitening import principal_axes, start_from_principal_axes
+from waiting import LIMIT
 
 from .conftest import QUICK
 
@@ -222,7 +223,7 @@ def test_features_that_only_one_process_has_are_computed_by_all(
     (answers := tmp_path / "answers").mkdir()
     program = [str(tmp_path / "two.py"), str(own_images), str(answers)]
     command = [*launcher, *program, *QUICK, "mode=head", "precision=fp32"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-2000:]
     assert [(answers / rank).read_text() for rank in "01"] == [str((*shape, 16))] * 2
 

@@ -1,6 +1,5 @@
 """Methods: what they learn beside the network is state, and is the same in one process and in several."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -8,9 +7,10 @@ import pytest
 import torch
 
 from forerank.training import load_recipe, read_history, train
+from waiting import LIMIT
 
 from .conftest import CALM, QUICK, Start
-from .test_resume import steps_done, tensors, wait_for
+from .test_resume import steps_done, tensors
 
 CALM_METHOD = [value for value in CALM if not value.startswith("temperature")]
 
@@ -22,10 +22,10 @@ def test_proxies_and_boundaries_are_resumed_bit_for_bit(
     values = [*QUICK, f"method={key}", "report=false", "steps=24", "every=8", "save_every=1"]
     whole, run = tmp_path / "whole", tmp_path / "killed"
     train(load_recipe(images, values), whole)
-    process = start(["train", images, *values, "--run", run])
-    wait_for(lambda: steps_done(run) >= 9, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process = start(["train", images, *values, "--run", run], moment=("killed after step", 9))
+    _, talk = process.communicate(timeout=LIMIT)
+    assert process.returncode == -signal.SIGKILL, talk
+    assert steps_done(run) == 9
     train(load_recipe(run / "recipe.yaml"), run)
     expected, resumed = tensors(whole), tensors(run)
     assert expected.keys() == resumed.keys()
@@ -41,7 +41,7 @@ def test_banks_and_proxies_of_two_processes_equal_those_of_one(
     for count in (1, 2):
         run = tmp_path / str(count)
         process = start(["train", images, *values, f"run={run}"], processes=count)
-        _, talk = process.communicate(timeout=300)
+        _, talk = process.communicate(timeout=LIMIT)
         assert process.returncode == 0, talk
         curves.append([row["loss"] for row in read_history(run) if "loss" in row])
     assert len(curves[0]) == 10

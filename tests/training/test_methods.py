@@ -1,6 +1,5 @@
 """All methods through the loop: trained, resumed, on several processes; their recipe values."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -16,9 +15,10 @@ from forerank.training import load_recipe, read_history, train
 from forerank.training.methods import METHODS
 from forerank.training.prepare import complete_recipe, open_parts
 from forerank.training.recipe import nested, recipe_from_dict
+from waiting import LIMIT
 
 from .conftest import CALM, QUICK, Start
-from .test_resume import steps_done, tensors, wait_for
+from .test_resume import steps_done, tensors
 
 # Options that fit the few images of the tests.
 SMALL = {
@@ -64,10 +64,10 @@ def test_a_method_is_resumed_bit_for_bit(images: Path, tmp_path: Path, start: St
     values = [*QUICK, *named(key), "report=false", "steps=24", "every=8", "save_every=1"]
     whole, run = tmp_path / "whole", tmp_path / "killed"
     train(load_recipe(images, values), whole)
-    process = start(["train", images, *values, "--run", run])
-    wait_for(lambda: steps_done(run) >= 9, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process = start(["train", images, *values, "--run", run], moment=("killed after step", 9))
+    _, talk = process.communicate(timeout=LIMIT)
+    assert process.returncode == -signal.SIGKILL, talk
+    assert steps_done(run) == 9
     train(load_recipe(run / "recipe.yaml"), run)
     expected, resumed = tensors(whole), tensors(run)
     assert expected.keys() == resumed.keys()
@@ -82,7 +82,7 @@ def test_two_processes_equal_one(images: Path, tmp_path: Path, start: Start, key
     for count in (1, 2):
         run = tmp_path / str(count)
         process = start(["train", images, *values, f"run={run}"], processes=count)
-        _, talk = process.communicate(timeout=300)
+        _, talk = process.communicate(timeout=LIMIT)
         assert process.returncode == 0, talk
         curves.append([row["loss"] for row in read_history(run) if "loss" in row])
     assert len(curves[0]) == 8

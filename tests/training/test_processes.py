@@ -4,12 +4,11 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,9 +17,10 @@ from forerank.errors import InputError
 from forerank.training import load_recipe, read_history, train
 from forerank.training.prepare import complete_recipe, open_parts
 from forerank.training.record import with_begun_batch
+from waiting import LIMIT, finish, wait_until
 
 from .conftest import CALM, QUICK, Start
-from .test_resume import steps_done, wait_for
+from .test_resume import steps_done
 
 
 def losses(run: Path) -> list[float]:
@@ -36,7 +36,7 @@ def test_two_processes_equal_one_with_the_joint_batch(
     runs = {count: tmp_path / str(count) for count in (1, 2)}
     for count, run in runs.items():
         process = start(["train", images, *CALM, *values, f"run={run}", "--json"], processes=count)
-        out, talk = process.communicate(timeout=300)
+        out, talk = process.communicate(timeout=LIMIT)
         assert process.returncode == 0, talk
         assert out.count('"training_seconds"') == 1  # only the first process speaks
         assert talk.count(": validation recall@1") == 3
@@ -58,7 +58,7 @@ def test_many_processes_equal_one_with_the_joint_batch(
     runs = {n: tmp_path / str(n) for n in (1, count)}
     for n, run in runs.items():
         process = start(["train", images, *values, f"run={run}"], processes=n)
-        _, talk = process.communicate(timeout=500)
+        _, talk = process.communicate(timeout=LIMIT)
         assert process.returncode == 0, talk
     one, many = (read_history(run) for run in runs.values())
     losses_of = [[row["loss"] for row in history if "loss" in row] for history in (one, many)]
@@ -96,7 +96,7 @@ def run_and_lose_rank_1(folder: Path, arguments: list[object], evaluation: int) 
     done = subprocess.run(
         [sys.executable, *launcher, *map(str, arguments)],
         env=os.environ | {"DIES_IN": str(evaluation)},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=LIMIT, check=False,
     )  # fmt: skip
     assert done.returncode != 0
     assert "Signal 9 (SIGKILL)" in done.stderr  # torchrun's own words
@@ -114,7 +114,7 @@ def test_a_process_that_dies_in_the_middle_of_evaluation(images: Path, tmp_path:
     assert "the same command resumes" in said
     assert steps_done(run) == 4  # the evaluation after step 4 was the third, the untrained model's the first
     process = start(["train", images, *values, f"run={run}"], processes=2)
-    _, talk = process.communicate(timeout=300)
+    _, talk = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, talk
     assert "from step 2" in talk
     assert steps_done(run) == 6
@@ -125,7 +125,7 @@ def test_a_process_that_dies_in_the_middle_of_evaluation(images: Path, tmp_path:
     answers = []
     for count in (8, 1):
         process = start(["evaluate", run, "--json"], processes=count)
-        out, talk = process.communicate(timeout=300)
+        out, talk = process.communicate(timeout=LIMIT)
         assert process.returncode == 0, talk
         answers.append(json.loads(out))
     eight, one = (answer["metrics"] for answer in answers)
@@ -139,33 +139,32 @@ def test_a_process_that_dies_ends_the_run_readably_and_it_can_be_resumed(
     run = tmp_path / "run"
     values = [*QUICK, "report=false", "steps=100000", "every=100000", "save_every=5"]
     process = start(["train", images, *values, f"run={run}"], processes=2)
-    wait_for(lambda: steps_done(run) >= 12, process)
+    wait_until(lambda: steps_done(run) >= 12, "twelve steps are done", process)
     victim = _worker(process.pid, rank=1)
     os.kill(victim, signal.SIGKILL)
-    _, talk = process.communicate(timeout=120)
+    _, talk = process.communicate(timeout=LIMIT)
     assert process.returncode != 0
     assert "another process of this run ended" in talk
     assert (run / "last" / "state.json").exists()
     saved = steps_done(run)
     # One process takes up what two began: the global batch is the same.
     process = start(["train", run])
-    wait_for(lambda: steps_done(run) >= saved + 3, process)
+    wait_until(lambda: steps_done(run) >= saved + 3, "the run goes on", process)
     process.send_signal(signal.SIGINT)
-    _, talk = process.communicate(timeout=60)
+    _, talk = process.communicate(timeout=LIMIT)
     assert process.returncode == 130, talk
 
 
-def test_several_machines_by_the_documented_command(images: Path, tmp_path: Path, start: Start) -> None:
+def test_several_machines_by_the_documented_command(
+    images: Path, tmp_path: Path, start: Start, torchrun_address: str
+) -> None:
     """Two times torchrun, each with a process, meet at an address: as on two machines with a shared disk."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meeting = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    meeting = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={torchrun_address}"]
     run, alone = tmp_path / "two", tmp_path / "one"
     values = [*CALM, "steps=6", "every=3", "report=false"]
     both = [start(["train", images, *values, f"run={run}", "--json"], torchrun=meeting) for _ in range(2)]
     alone_process = start(["train", images, *values, f"run={alone}"])
-    said = [process.communicate(timeout=300) for process in [*both, alone_process]]
+    said = finish(*both, alone_process)
     assert [process.returncode for process in [*both, alone_process]] == [0, 0, 0], said
     assert sorted(out.count('"training_seconds"') for out, _ in said[:2]) == [0, 1]
     assert len(losses(run)) == 6
@@ -183,7 +182,7 @@ def test_an_error_is_said_once(images: Path, tmp_path: Path, start: Start) -> No
     }
     for sentence, arguments in sentences.items():
         process = start(["train", *arguments, f"run={tmp_path / 'run'}"], processes=2)
-        _, talk = process.communicate(timeout=120)
+        _, talk = process.communicate(timeout=LIMIT)
         assert process.returncode != 0
         assert talk.count(f"forerank: {sentence}") == 1
         assert talk.count("forerank: ") == 1
@@ -208,14 +207,7 @@ def test_a_run_keeps_its_batch_when_other_processes_take_it_up(images: Path, tmp
 
 def _worker(agent: int, rank: int) -> int:
     """The process id of a rank: torchrun's children know their rank from the environment."""
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        children = subprocess.run(
-            ["pgrep", "-P", str(agent)], capture_output=True, text=True, check=False
-        ).stdout
-        for child in children.split():
-            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-            if f"RANK={rank}".encode() in environment:
-                return int(child)
-        time.sleep(0.05)
-    raise AssertionError("no such rank")
+    (worker,) = [
+        child for child in psutil.Process(agent).children() if child.environ().get("RANK") == str(rank)
+    ]
+    return worker.pid

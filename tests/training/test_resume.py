@@ -5,9 +5,6 @@ import os
 import resource
 import signal
 import struct
-import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from forerank.training import load_recipe, read_history, train
+from waiting import LIMIT, wait_until
 
 from .conftest import QUICK, Start
 
@@ -40,48 +38,31 @@ def tensors(run: Path) -> dict[str, torch.Tensor]:
     return {f"{file.parent.name}/{file.stem}/{k}": v for file in files for k, v in load_file(file).items()}
 
 
-def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    """Look at the disk until it shows the moment that is wanted."""
-    end = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "the moment did not come"
-        time.sleep(0.0005)
-
-
 def steps_done(run: Path) -> int:
     return max((row["step"] for row in read_history(run)), default=0)
-
-
-def being_written(run: Path) -> bool:
-    """A checkpoint's temporary folder is there, with something in it."""
-    return any(any(folder.iterdir()) for folder in (run / "checkpoints").glob(".writing-last-*"))
 
 
 def test_killed_at_several_moments_and_resumed(images: Path, tmp_path: Path, start: Start) -> None:
     whole, run = tmp_path / "whole", tmp_path / "killed"
     train(load_recipe(images, LONG), whole)
 
-    moments: list[Callable[[], bool]] = [
-        lambda: (run / "recipe.yaml").exists(),  # before the first step
-        lambda: steps_done(run) >= 8,  # between two checkpoints, in the middle of an epoch
-        lambda: steps_done(run) >= 16 and being_written(run),  # while a checkpoint is being written
-        lambda: steps_done(run) >= 32,  # after a validation
-        lambda: steps_done(run) >= 50 and being_written(run),
-    ]
-    caught_writing = 0
-    for moment in moments:
-        process = start(["train", images, *LONG, "--run", run])
-        wait_for(moment, process)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-        caught_writing += (
-            any((run / "checkpoints").glob(".writing-*")) if (run / "checkpoints").exists() else 0
-        )
-    assert caught_writing, "no kill fell into the writing of a checkpoint"
+    moments = {  # -> how much of a checkpoint is left half written
+        ("killed when claimed", 0): [],  # before the first step
+        ("killed after step", 8): [],  # between two checkpoints, in the middle of an epoch
+        ("killed in a file", 16): ["model.safetensors", "state.safetensors"],
+        ("killed after step", 32): [],  # after a validation
+        ("killed before the rename", 50): ["model.safetensors", "state.json", "state.safetensors"],
+    }
+    for moment, left in moments.items():
+        process = start(["train", images, *LONG, "--run", run], moment=moment)
+        _, talk = process.communicate(timeout=LIMIT)
+        assert process.returncode == -signal.SIGKILL, talk
+        assert steps_done(run) >= moment[1]
+        written = {file.name for file in run.glob("checkpoints/.writing-last-*/*")}
+        assert written >= set(left), moment
+        assert bool(written) is bool(left), moment
     process = start(["train", run])
-    _, talk = process.communicate(timeout=300)
+    _, talk = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, talk
     assert not any((run / "checkpoints").glob(".*"))
 
@@ -100,9 +81,9 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_resume(
     run = tmp_path / "run"
     values = [v for v in LONG if not v.startswith("save_every")] + ["steps=100000", "every=100000"]
     process = start(["train", images, *values, "--run", run])
-    wait_for(lambda: steps_done(run) >= 5, process)
+    wait_until(lambda: steps_done(run) >= 5, "five steps are done", process)
     process.send_signal(number)
-    _, talk = process.communicate(timeout=60)
+    _, talk = process.communicate(timeout=LIMIT)
     assert process.returncode == 128 + number
     last = talk.strip().splitlines()[-1]
     assert last.startswith("forerank: stopped after step ")
@@ -118,10 +99,10 @@ def test_a_signal_before_the_first_step_says_how_to_resume(
     images: Path, tmp_path: Path, start: Start, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"
-    process = start(["train", images, *LONG, "--run", run])
-    wait_for(lambda: (run / "recipe.yaml").exists(), process)
+    process = start(["train", images, *LONG, "--run", run], moment=("waits while preparing", 0))
+    wait_until((tmp_path / "run.prepares").exists, "the model is measured before training", process)
     process.send_signal(number)
-    _, talk = process.communicate(timeout=60)
+    _, talk = process.communicate(timeout=LIMIT)
     assert process.returncode == 128 + number
     last = talk.strip().splitlines()[-1]
     assert last == f"forerank: stopped while preparing; resume with: forerank train {run}"
@@ -135,17 +116,14 @@ def test_a_full_disk_leaves_the_old_checkpoint(images: Path, tmp_path: Path, sta
     def refuse_large_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
 
-    def first_save(run: Path) -> bool:
-        return (run / "last").exists()
-
     process = start(["train", images, *values, "steps=100000", "--run", run])
-    wait_for(lambda: first_save(run), process)
+    wait_until((run / "last").exists, "the first checkpoint is written", process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     before = tensors(run)
 
     process = start(["train", run], preexec_fn=refuse_large_files)
-    _, talk = process.communicate(timeout=120)
+    _, talk = process.communicate(timeout=LIMIT)
     assert process.returncode == 1
     last = talk.strip().splitlines()[-1]
     assert last.startswith(f"forerank: cannot write a checkpoint in {run} (")
@@ -162,12 +140,8 @@ def test_a_disk_that_fills_up_between_checkpoints_ends_the_run_and_hangs_nowhere
     """From some step on no file may grow: events are given up, then what comes next ends the run."""
     run = tmp_path / "run"
     values = [*QUICK, "report=false", "steps=100000", "every=100000", "save_every=20"]
-    process = start(["train", images, *values, "--run", run])
-    wait_for(lambda: (run / "last").exists() and steps_done(run) >= 22, process)
-    os.truncate(run / "metrics.jsonl", 0)  # shorter than the events: they run out of room first
-    events = next((run / "tensorboard").iterdir()).stat().st_size
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (events, events))
-    _, talk = process.communicate(timeout=120)
+    process = start(["train", images, *values, "--run", run], moment=("full after step", 22))
+    _, talk = process.communicate(timeout=LIMIT)
     assert process.returncode == 1, talk
     *_, told, last = talk.strip().splitlines()
     assert told == "no more numbers for TensorBoard (File too large): the run goes on"
@@ -176,9 +150,9 @@ def test_a_disk_that_fills_up_between_checkpoints_ends_the_run_and_hangs_nowhere
     assert "Traceback" not in talk
     saved = json.loads((run / "last" / "state.json").read_text())["step"]
     process = start(["train", run])
-    wait_for(lambda: steps_done(run) >= saved + 30, process)
+    wait_until(lambda: steps_done(run) >= saved + 30, "the run goes on", process)
     process.send_signal(signal.SIGINT)
-    _, talk = process.communicate(timeout=60)
+    _, talk = process.communicate(timeout=LIMIT)
     assert process.returncode == 130, talk
 
 

@@ -13,6 +13,7 @@ from forerank.errors import InputError
 from forerank.models import load_model
 from forerank.models.storage import saved_spec
 from forerank.training import evaluate_run, load_recipe, read_history, train
+from waiting import LIMIT
 
 from .conftest import QUICK, Start, draw_images
 
@@ -302,11 +303,11 @@ def test_a_pipe_among_the_images_is_refused_at_once(images: Path, tmp_path: Path
     (own / "class_00" / "0.png").unlink()
     os.mkfifo(own / "class_00" / "0.png")
     process = start(["train", own, *QUICK, "--run", tmp_path / "run"])
-    _, talk = process.communicate(timeout=60)
+    _, talk = process.communicate(timeout=LIMIT)
     assert process.returncode == 2
     assert "first class_00/0.png (cannot be opened (not a file))" in talk
     process = start(["data", "check", own])
-    out, talk = process.communicate(timeout=60)
+    out, talk = process.communicate(timeout=LIMIT)
     assert "class_00/0.png: cannot be opened (not a file)" in out + talk
     outcome = train(load_recipe(own, [*SHORT, "on_bad=skip"]), tmp_path / "skipped")
     assert any(note.startswith("1 of 160 images cannot") for note in outcome.results["notes"])

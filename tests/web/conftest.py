@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -16,8 +15,12 @@ import httpx
 import numpy as np
 import pytest
 
+from waiting import LIMIT, wait_until
+
 # A busy machine needs longer than the five seconds that httpx waits by default.
-get, post = partial(httpx.get, timeout=60), partial(httpx.post, timeout=60)
+get, post, head, patient_client = (
+    partial(ask, timeout=LIMIT) for ask in (httpx.get, httpx.post, httpx.head, httpx.Client)
+)
 COLOURS = {"red": "#c8423a", "blue": "#3566c4", "green": "#2f8f5b", "yellow": "#e0a526"}
 SHAPES = {"triangle": 3, "square": 4, "star": 5, "circle": 0}
 
@@ -122,11 +125,11 @@ def serve_app(app: Any) -> Iterator[str]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    wait_until(lambda: server.started or not thread.is_alive(), "the server listens")
     yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     server.should_exit = True
-    thread.join(10)
+    thread.join(LIMIT)
+    assert not thread.is_alive(), "the server does not end"
 
 
 @contextmanager
@@ -167,7 +170,6 @@ def open_page(browser):
 
     def opened(address, expect_errors=False, **options):
         context = browser.new_context(**{"viewport": {"width": 1180, "height": 800}, **options})
-        context.set_default_timeout(20_000)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))

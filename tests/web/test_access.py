@@ -3,14 +3,13 @@
 import json
 import re
 
-import httpx
 import pytest
 
 from forerank.cli import run
 from forerank.errors import InputError
 from forerank.web.settings import Settings, parse_proxies, read_token
 
-from .conftest import serve_command
+from .conftest import get, head, patient_client, post, serve_command
 
 TOKEN = "a-token-that-nobody-can-guess"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -33,20 +32,20 @@ def test_nothing_is_told_without_the_token(closed, path):
         {"authorization": TOKEN},
         {"cookie": "forerank=1"},
     ):
-        answer = httpx.get(closed + path, headers=headers)
+        answer = get(closed + path, headers=headers)
         assert answer.status_code == 401
         assert "needs a token" in answer.json()["error"]
         assert answer.headers["www-authenticate"] == "Bearer"
-    assert httpx.get(closed + path, headers=BEARER).status_code == (404 if path == "/nowhere" else 200)
+    assert get(closed + path, headers=BEARER).status_code == (404 if path == "/nowhere" else 200)
 
 
 def test_the_sign_of_life_needs_no_token_and_tells_nothing(closed):
-    assert httpx.get(f"{closed}/healthz").json() == {"status": "ok"}
-    assert httpx.get(f"{closed}/static/page.css").status_code == 200
+    assert get(f"{closed}/healthz").json() == {"status": "ok"}
+    assert get(f"{closed}/static/page.css").status_code == 200
 
 
 def test_the_page_asks_once_and_keeps_a_cookie_that_scripts_cannot_read(closed):
-    with httpx.Client(base_url=closed) as browser:
+    with patient_client(base_url=closed) as browser:
         asked = browser.get("/?like=3")
         assert asked.status_code == 401
         assert 'name="token"' in asked.text
@@ -115,22 +114,22 @@ def test_a_token_comes_from_a_file_or_the_environment(tmp_path, monkeypatch, cap
     "path", ["/", "/docs", "/healthz", "/api/index", "/images/3", "/metrics", "/static/page.css"]
 )
 def test_head_is_get_without_the_body(site, path):
-    head, get = httpx.head(site + path), httpx.get(site + path)
-    assert (head.status_code, head.content) == (get.status_code, b"")
-    assert head.headers["content-type"] == get.headers["content-type"]
+    only_head, whole = head(site + path), get(site + path)
+    assert (only_head.status_code, only_head.content) == (whole.status_code, b"")
+    assert only_head.headers["content-type"] == whole.headers["content-type"]
     if path not in ("/metrics", "/static/page.css"):
-        assert head.headers["content-length"] == get.headers["content-length"]
+        assert only_head.headers["content-length"] == whole.headers["content-length"]
 
 
 def test_head_of_what_only_takes_posts_is_refused(site):
-    assert httpx.head(f"{site}/api/uploads").status_code == 405
+    assert head(f"{site}/api/uploads").status_code == 405
 
 
 @pytest.mark.parametrize("stripped", [True, False])
 def test_it_works_below_a_path_whether_the_proxy_takes_it_away_or_not(index, serving, stripped):
     with serving(index, root_path="/shop/search", token=TOKEN) as address:
         base = address if stripped else address + "/shop/search"
-        with httpx.Client(headers=BEARER) as client:
+        with patient_client(headers=BEARER) as client:
             page = client.get(base + "/")
             # Every address in the page is relative, so it leads to where the visitor is.
             links = re.findall(r'(?:href|src)="([^"#]*)"', page.text)
@@ -140,11 +139,11 @@ def test_it_works_below_a_path_whether_the_proxy_takes_it_away_or_not(index, ser
                 assert client.get(f"{base}/{link.removeprefix('./')}").status_code == 200, link
             assert client.get(f"{base}/api/rows/3/search?where=label%3Dred%20star").status_code == 200
             assert client.get(f"{base}/images/3").status_code == 200
-        signed = httpx.post(base + "/", data={"token": TOKEN})
+        signed = post(base + "/", data={"token": TOKEN})
         assert signed.headers["location"] == "/shop/search/"
         assert "Path=/shop/search;" in signed.headers["set-cookie"]
         if not stripped:
-            assert httpx.get(address + "/shop/search").headers["location"] == "/shop/search/"
+            assert get(address + "/shop/search").headers["location"] == "/shop/search/"
 
 
 def test_a_proxy_is_believed_only_when_told(index, serving):
@@ -155,11 +154,11 @@ def test_a_proxy_is_believed_only_when_told(index, serving):
         "x-forwarded-for": "192.0.2.7",
     }
     with serving(index, token=TOKEN) as plain:
-        answer = httpx.post(plain, data={"token": TOKEN}, headers=forwarded)
+        answer = post(plain, data={"token": TOKEN}, headers=forwarded)
         assert answer.headers["location"] == "/"
         assert "Secure" not in answer.headers["set-cookie"]
     with serving(index, token=TOKEN, hosts=("shop.example",), proxies=parse_proxies(["127.0.0.1"])) as site:
-        answer = httpx.post(site, data={"token": TOKEN}, headers=forwarded)
+        answer = post(site, data={"token": TOKEN}, headers=forwarded)
         assert answer.headers["location"] == "/find/"
         assert answer.headers["set-cookie"].endswith("; Secure")
         for headers in (
@@ -167,13 +166,13 @@ def test_a_proxy_is_believed_only_when_told(index, serving):
             {**forwarded, "host": "evil.example"},  # a web site that pretends to be a proxy (DNS rebinding)
             {"host": "evil.example"},
         ):
-            assert httpx.get(f"{site}/healthz", headers=headers).status_code == 421
-        assert httpx.get(f"{site}/healthz", headers={"host": "shop.example"}).status_code == 200
+            assert get(f"{site}/healthz", headers=headers).status_code == 421
+        assert get(f"{site}/healthz", headers={"host": "shop.example"}).status_code == 200
         odd = {**forwarded, "x-forwarded-prefix": "//evil.example"}
-        assert httpx.post(site, data={"token": TOKEN}, headers=odd).headers["location"] == "/"
+        assert post(site, data={"token": TOKEN}, headers=odd).headers["location"] == "/"
     elsewhere = parse_proxies(["10.0.0.0/8"])
     with serving(index, hosts=("shop.example",), proxies=elsewhere) as site:
-        assert httpx.get(f"{site}/healthz", headers={"x-forwarded-host": "evil.example"}).status_code == 200
+        assert get(f"{site}/healthz", headers={"x-forwarded-host": "evil.example"}).status_code == 200
 
 
 def test_bad_options_are_refused_with_a_sentence(shapes_index, capsys):
@@ -189,10 +188,10 @@ def test_bad_options_are_refused_with_a_sentence(shapes_index, capsys):
 def test_requests_are_counted_by_route_and_not_by_path(index, serving, picture):
     with serving(index) as site:
         for i in range(3):
-            httpx.get(f"{site}/images/{i}")
-        httpx.get(f"{site}/tried/{1}")
-        httpx.post(f"{site}/api/search", content=picture(), timeout=60)
-        text = httpx.get(f"{site}/metrics").text
+            get(f"{site}/images/{i}")
+        get(f"{site}/tried/{1}")
+        post(f"{site}/api/search", content=picture())
+        text = get(f"{site}/metrics").text
     assert 'forerank_requests_total{method="GET",route="/images/{number}",status="200"} 3.0' in text
     assert 'forerank_requests_total{method="GET",route="other",status="404"} 1.0' in text
     assert 'forerank_request_seconds_count{route="/api/search"} 1.0' in text
@@ -206,7 +205,7 @@ def test_the_log_is_one_line_of_json_per_request(shapes_index):
         begun = json.loads(process.stderr.readline())
         assert begun["level"] == "info"
         site = begun["message"].split()[3]
-        httpx.get(f"{site}/api/gallery?text=blue", timeout=60)
+        get(f"{site}/api/gallery?text=blue")
         line = json.loads(process.stderr.readline())
         assert (line["method"], line["path"], line["status"]) == ("GET", "/api/gallery", 200)
         assert line["client"] == "127.0.0.1"

@@ -1,12 +1,14 @@
 """The JSON API: what it says is what the index says."""
 
-import httpx
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from forerank.report import derivative, rank_query
 from forerank.web.app import create_app
+from waiting import LIMIT, wait_until
+
+from .conftest import get, post
 
 
 @pytest.fixture(scope="module")
@@ -169,19 +171,18 @@ def test_an_indexed_photograph_that_is_uploaded_finds_itself(tmp_path, retriever
 def test_few_uploads_are_decoded_at_once(index, picture, monkeypatch):
     """A full-size picture takes a hundred megabytes and more: however many are sent, few are in memory."""
     import threading
-    import time
     from concurrent.futures import ThreadPoolExecutor
 
     from forerank.web.uploads import Decoders
 
-    inside, most, lock = 0, 0, threading.Lock()
+    inside, most, lock, all_sent = 0, 0, threading.Lock(), threading.Event()
 
     def counted(*arguments, real=Decoders.decode):
         nonlocal inside, most
         with lock:
             inside += 1
             most = max(most, inside)
-        time.sleep(0.05)
+        assert all_sent.wait(LIMIT)
         try:
             return real(*arguments)
         finally:
@@ -190,7 +191,15 @@ def test_few_uploads_are_decoded_at_once(index, picture, monkeypatch):
 
     monkeypatch.setattr(Decoders, "decode", counted)
     with TestClient(create_app(index), base_url="http://localhost") as client, ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: client.post("/api/search", content=picture()), range(8)))
+        answers = [pool.submit(client.post, "/api/search", content=picture()) for _ in range(8)]
+        try:
+            wait_until(
+                lambda: "forerank_uploads_in_progress 8.0" in client.get("/metrics").text, "all were sent"
+            )
+            wait_until(lambda: inside == 2, "two are being decoded")
+        finally:
+            all_sent.set()
+        answers = [answer.result() for answer in answers]
     assert {answer.status_code for answer in answers} == {200}
     assert most == 2
 
@@ -203,10 +212,10 @@ def test_columns_of_the_csv_come_back(shapes, retriever, serving, tmp_path):
     (tmp_path / "shop.csv").write_text("\n".join(["path,label,price", *lines]) + "\n")
     build_index(retriever, tmp_path / "shop.csv", tmp_path / "index")
     with serving(Index.open(tmp_path / "index", model=retriever)) as site:
-        assert httpx.get(f"{site}/api/index").json()["columns"] == ["price"]
-        rows = httpx.get(f"{site}/api/gallery").json()["rows"]
+        assert get(f"{site}/api/index").json()["columns"] == ["price"]
+        rows = get(f"{site}/api/gallery").json()["rows"]
         assert sorted(row["path"] for row in rows) == [file.relative_to(shapes).as_posix() for file in files]
         assert [int(row["columns"]["price"]) for row in rows] == list(range(len(files)))
-        hits = httpx.post(f"{site}/api/search?k=1", content=files[3].read_bytes(), timeout=60).json()["hits"]
+        hits = post(f"{site}/api/search?k=1", content=files[3].read_bytes()).json()["hits"]
         assert hits[0]["columns"] == {"price": "3"}
-        assert httpx.get(f"{site}/api/rows/{rows[5]['id']}").json()["columns"] == {"price": "5"}
+        assert get(f"{site}/api/rows/{rows[5]['id']}").json()["columns"] == {"price": "5"}

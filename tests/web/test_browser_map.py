@@ -7,6 +7,8 @@ import pytest
 
 from forerank.search import Index
 
+from .conftest import get
+
 pytestmark = pytest.mark.browser
 
 
@@ -29,15 +31,23 @@ def map_site(mapped, serving):
         yield address
 
 
+# How many pixels of the canvas are not empty.
+PIXELS = (
+    "(() => { const c = document.getElementById('map-canvas');"
+    " const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+    " let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; })()"
+)
+
+
 def painted(page):
-    """Wait until the map is drawn; how many pixels of the canvas are not empty."""
-    page.wait_for_function("() => document.getElementById('map-canvas')?.dataset.milliseconds")
-    page.wait_for_timeout(150)
-    return page.evaluate(
-        "() => { const c = document.getElementById('map-canvas');"
-        " const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
-        " let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"
+    """Wait until the map is read and drawn; how many pixels of the canvas are not empty."""
+    page.wait_for_function(
+        "() => document.getElementById('map-canvas')?.dataset.milliseconds"
+        " && document.getElementById('map-status').textContent !== 'Reading the map…'"
     )
+    # What was to be drawn by now is drawn before the second of the next frames.
+    frame = "new Promise(requestAnimationFrame)"
+    return page.evaluate(f"async () => {{ await {frame}; await {frame}; return {PIXELS}; }}")
 
 
 def test_the_map_and_a_lasso(open_page, map_site, mapped):
@@ -80,12 +90,11 @@ def test_zoom_pan_and_a_click_search(open_page, map_site, mapped):
     page.locator("#map-canvas").scroll_into_view_if_needed()
     box = page.locator("#map-canvas").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    hovered = painted(page)
     page.mouse.wheel(0, -600)
-    page.wait_for_timeout(200)
-    assert painted(page) != before
+    page.wait_for_function(f"hovered => {PIXELS} !== hovered", arg=hovered)
     page.get_by_role("button", name="Whole map").click()
-    page.wait_for_timeout(200)
-    assert painted(page) == before
+    page.wait_for_function(f"before => {PIXELS} === before", arg=before)
     # Image 12 lies where the stored map says; a click there searches with it.
     made = read_map(mapped)
     x, y = made.positions[made.ids.tolist().index(12)].tolist()
@@ -231,9 +240,7 @@ def test_an_index_without_a_map_says_nothing_of_one(open_page, site, client_of):
 
 @pytest.fixture
 def client_of():
-    import httpx
-
-    return lambda site, path: httpx.get(f"{site}{path}")
+    return lambda site, path: get(f"{site}{path}")
 
 
 def test_a_hundred_thousand_points_are_drawn(open_page, serving, tmp_path, shapes):
@@ -264,8 +271,11 @@ def test_a_hundred_thousand_points_are_drawn(open_page, serving, tmp_path, shape
         page.mouse.move(box["x"] + 300, box["y"] + 200)
         times = []
         for _ in range(8):
+            seen = page.evaluate("document.getElementById('map-canvas').toDataURL()")
             page.mouse.wheel(0, -120)
-            page.wait_for_timeout(120)
+            page.wait_for_function(
+                "seen => document.getElementById('map-canvas').toDataURL() !== seen", arg=seen
+            )
             times.append(float(page.locator("#map-canvas").get_attribute("data-milliseconds")))
         print(f"100,000 points: {sorted(times)[len(times) // 2]} ms for a frame (median of {times})")
         page.locator("#map-canvas").focus()

@@ -2,6 +2,8 @@
 
 import pytest
 
+from .conftest import serve_app
+
 pytestmark = pytest.mark.browser
 
 
@@ -227,34 +229,20 @@ def test_the_camera_of_a_phone(open_page, shop_site, picture):
 
 def test_the_page_works_below_another_path(open_page, shop, picture):
     """Its own addresses are relative: a proxy may serve it anywhere."""
-    import socket
-    import threading
-    import time
-
-    import uvicorn
     from starlette.applications import Starlette
     from starlette.routing import Mount
 
     from forerank.web.app import create_app
 
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    outer = Starlette(routes=[Mount("/shop", app=create_app(shop))])
-    server = uvicorn.Server(uvicorn.Config(outer, log_level="critical", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    page = open_page(f"http://127.0.0.1:{listening.getsockname()[1]}/shop/?like=3")
-    answered(page)
-    page.click("#tab-explain")
-    page.wait_for_selector("#figure svg image")
-    page.wait_for_function(
-        "() => [...document.images].every(i => !i.src || i.loading === 'lazy' || i.complete)"
-    )
-    page.close()
-    server.should_exit = True
-    thread.join(10)
+    with serve_app(Starlette(routes=[Mount("/shop", app=create_app(shop))])) as site:
+        page = open_page(f"{site}/shop/?like=3")
+        answered(page)
+        page.click("#tab-explain")
+        page.wait_for_selector("#figure svg image")
+        page.wait_for_function(
+            "() => [...document.images].every(i => !i.src || i.loading === 'lazy' || i.complete)"
+        )
+        page.close()
 
 
 def test_a_slider_over_the_thresholds(open_page, serving, shapes_index, retriever, tmp_path, photograph):

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 
 from forerank import Client
@@ -13,12 +12,15 @@ from forerank.client import ServerError
 from forerank.errors import InputError
 from forerank.search import Index, build_index
 from forerank.web.reloading import Reloading
+from waiting import LIMIT
+
+from .conftest import get
 
 TOKEN = "a-token-that-nobody-can-guess"
 
 
 def test_a_search_by_path_bytes_or_row_is_the_search_of_the_index(site, index, picture, tmp_path):
-    client, data = Client(site + "/"), picture("blue", "star")
+    client, data = Client(site + "/", seconds=LIMIT), picture("blue", "star")
     expected = index.search(data, 5)
     (tmp_path / "query.jpg").write_bytes(data)
     for query in (data, tmp_path / "query.jpg", str(tmp_path / "query.jpg")):
@@ -49,8 +51,8 @@ def test_the_lines_of_the_guide_run(site, picture, tmp_path):
     assert "red star" in done.stdout
 
 
-def test_what_the_server_refuses_is_an_error_with_its_sentence(site, tmp_path):
-    client = Client(site)
+def test_what_the_server_refuses_is_an_error_with_its_sentence(site, tmp_path, closed_port):
+    client = Client(site, seconds=LIMIT)
     with pytest.raises(ServerError, match="not a picture that can be read") as caught:
         client.search(b"nonsense")
     assert caught.value.status == 400
@@ -60,7 +62,7 @@ def test_what_the_server_refuses_is_an_error_with_its_sentence(site, tmp_path):
         client.search(tmp_path / "none.jpg")
     with pytest.raises(InputError, match="begins with http"):
         Client("localhost:8000")
-    nobody = Client("http://127.0.0.1:9", seconds=5)
+    nobody = Client(f"http://127.0.0.1:{closed_port}")
     assert not nobody.healthy()
     with pytest.raises(ServerError, match="did not answer"):
         nobody.about()
@@ -75,14 +77,14 @@ def test_it_adds_an_image_below_a_path_with_the_token_of_the_environment(
     opened = Index.open(tmp_path / "index", model=retriever)
     options = {"make": Reloading, "token": TOKEN, "adding": True, "root_path": "/shop"}
     with serving(opened, **options) as site:
-        assert Client(f"{site}/shop").healthy()
+        assert Client(f"{site}/shop", seconds=LIMIT).healthy()
         with pytest.raises(ServerError, match="needs a token") as caught:
-            Client(f"{site}/shop").add(picture(), "new")
+            Client(f"{site}/shop", seconds=LIMIT).add(picture(), "new")
         assert caught.value.status == 401
         monkeypatch.setenv("FORERANK_TOKEN", TOKEN)
-        client = Client(f"{site}/shop")
+        client = Client(f"{site}/shop", seconds=LIMIT)
         row = client.add(picture(), "new", {"price": "3"})
         assert (row["label"], row["columns"]) == ("new", {"price": "3"})
         first = client.search(picture(), where=["price=3"])[0]
         assert (first.id, first.label, first.columns) == (row["id"], "new", {"price": "3"})
-        assert httpx.get(f"{site}/shop/healthz").status_code == 200
+        assert get(f"{site}/shop/healthz").status_code == 200

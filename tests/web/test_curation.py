@@ -13,6 +13,7 @@ from forerank.search import Index, build_index
 from forerank.search.corrections import Corrections
 from forerank.search.curation import curate, curate_index
 from forerank.web.curation import create_curation_app
+from waiting import LIMIT
 
 from .conftest import serve_app
 
@@ -50,7 +51,7 @@ def open_curation(curation, tmp_path):
 
 
 def call(address, method, path, body=None, **headers):
-    connection = http.client.HTTPConnection(address.split("/")[2], timeout=20)
+    connection = http.client.HTTPConnection(address.split("/")[2], timeout=LIMIT)
     data = None if body is None else json.dumps(body)
     sent = {"content-type": "application/json", **headers} if body is not None else headers
     connection.request(method, path, data, sent)
@@ -119,7 +120,6 @@ def open_page(browser):
 
     def opened(address, labels_expected=True, **options):
         context = browser.new_context(**{"viewport": {"width": 1180, "height": 900}, **options})
-        context.set_default_timeout(20_000)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))

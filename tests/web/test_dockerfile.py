@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forerank.cli import run
+from waiting import LIMIT
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,13 +57,13 @@ def test_it_has_two_stages_without_a_registry_and_ends_as_a_user_without_rights(
     assert "pip" not in " ".join(rest for _, rest in instructions[last_stage:])  # no build tools go along
 
 
-def test_the_health_check_tells_a_living_server_from_a_dead_one(instructions, site):
+def test_the_health_check_tells_a_living_server_from_a_dead_one(instructions, site, closed_port):
     (check,) = values(instructions, "HEALTHCHECK")
-    command = json.loads(check.partition("CMD ")[2])
+    command = json.loads(re.sub(r"timeout=\d+\)", f"timeout={LIMIT})", check.partition("CMD ")[2]))
     (port,) = values(instructions, "EXPOSE")
     assert f"127.0.0.1:{port}/" in command[-1]
     alive = [word.replace(f"127.0.0.1:{port}", site.removeprefix("http://")) for word in command]
-    dead = [word.replace(f"127.0.0.1:{port}", "127.0.0.1:9") for word in command]
+    dead = [word.replace(f"127.0.0.1:{port}", f"127.0.0.1:{closed_port}") for word in command]
     assert subprocess.run(alive, capture_output=True).returncode == 0
     assert subprocess.run(dead, capture_output=True).returncode != 0
 

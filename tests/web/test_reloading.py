@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -17,6 +16,10 @@ from forerank.files import json_with_checksum, read_json_with_checksum
 from forerank.search import Index, build_index
 from forerank.search.add import place_of
 from forerank.web.reloading import Reloading
+from forerank.web.uploads import Limits
+from waiting import LIMIT, wait_until
+
+from .conftest import get, patient_client, post
 
 TOKEN = "a-token-that-nobody-can-guess"
 BEARER = {"authorization": f"Bearer {TOKEN}"}
@@ -45,16 +48,13 @@ def mapped(name: str) -> int:
     )
 
 
-def wait_until(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_rebuilt_index_is_taken_up_and_the_old_one_is_let_go(serving, address, images, retriever, shapes):
     opened = Index.open(address, model=retriever)
-    with serving(opened, make=Reloading, look_seconds=0.05) as site, httpx.Client(base_url=site) as client:
+    slowly = Limits(body_seconds=LIMIT)
+    with (
+        serving(opened, make=Reloading, look_seconds=0.05, limits=slowly) as site,
+        patient_client(base_url=site) as client,
+    ):
         assert client.get("/api/index").json()["images"] == 8
         assert mapped(f"{address}/generation-000001/vectors.npy") == 1
         # A request that is being answered while the index changes: its body is not complete yet.
@@ -63,45 +63,50 @@ def test_a_rebuilt_index_is_taken_up_and_the_old_one_is_let_go(serving, address,
         def slow_body():
             data = (images / "red star" / "0.jpg").read_bytes()
             yield data[:100]
-            assert go_on.wait(60)
+            assert go_on.wait(LIMIT)
             yield data[100:]
 
         answers = []
         thread = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{site}/api/search", content=slow_body(), timeout=60))
+            target=lambda: answers.append(post(f"{site}/api/search", content=slow_body()))
         )
         thread.start()
-        wait_until(lambda: "forerank_uploads_in_progress 1.0" in client.get("/metrics").text)
+        wait_until(
+            lambda: "forerank_uploads_in_progress 1.0" in client.get("/metrics").text,
+            "a picture is being sent",
+        )
         shutil.copytree(shapes / "green circle", images / "green circle")
         build_index(retriever, images, address)
-        wait_until(lambda: client.get("/api/index").json()["images"] == 13)
+        wait_until(lambda: client.get("/api/index").json()["images"] == 13, "the new state is served")
         assert {row["label"] for row in client.get("/api/gallery").json()["rows"]} >= {"green circle"}
         assert mapped(f"{address}/generation-000001/vectors.npy") == 1
         go_on.set()
         thread.join()
         # It was answered by the index that it began with, which is let go now.
         assert {hit["label"] for hit in answers[0].json()["hits"]} == {"red star", "blue square"}
-        wait_until(lambda: mapped(f"{address}/generation-000001/vectors.npy") == 0)
+        wait_until(lambda: mapped(f"{address}/generation-000001/vectors.npy") == 0, "the old state is let go")
         assert "forerank_reloads_total 1.0" in client.get("/metrics").text
 
 
 def test_a_new_threshold_is_taken_up(serving, address, retriever):
     with serving(Index.open(address, model=retriever), make=Reloading, look_seconds=0.05) as site:
-        assert httpx.get(f"{site}/api/index").json()["threshold"] is None
+        assert get(f"{site}/api/index").json()["threshold"] is None
         promise = {"similarity": 0.7, "precision": 0.9, "low": 0.8, "high": 0.95}
         Index.open(address, model=retriever).store_threshold(promise)
-        wait_until(lambda: httpx.get(f"{site}/api/index").json()["threshold"] == 0.7)
+        wait_until(lambda: get(f"{site}/api/index").json()["threshold"] == 0.7, "the threshold is served")
 
 
-def test_a_damaged_index_is_not_taken_up(serving, address, retriever):
+def test_a_damaged_index_is_not_taken_up(serving, address, retriever, caplog):
     with serving(Index.open(address, model=retriever), make=Reloading, look_seconds=0.05) as site:
         meta = address / "generation-000001" / "meta.json"
         values = read_json_with_checksum(meta)
         meta.write_text("{")
-        time.sleep(0.5)
-        assert httpx.get(f"{site}/api/rows/1/search").status_code == 200
+        wait_until(lambda: "cannot be loaded, the old one stays" in caplog.text, "the damage is noticed")
+        assert get(f"{site}/api/rows/1/search").status_code == 200
         meta.write_text(json_with_checksum({**values, "columns": ["price"]}))
-        wait_until(lambda: httpx.get(f"{site}/api/index").json()["columns"] == ["price"])
+        wait_until(
+            lambda: get(f"{site}/api/index").json()["columns"] == ["price"], "the repaired one is served"
+        )
 
 
 @pytest.fixture
@@ -109,7 +114,7 @@ def open_to_adding(serving, address, retriever):
     opened = Index.open(address, model=retriever)
     with (
         serving(opened, make=Reloading, token=TOKEN, adding=True) as site,
-        httpx.Client(base_url=site, headers=BEARER, timeout=120) as client,
+        patient_client(base_url=site, headers=BEARER) as client,
     ):
         yield client
 
@@ -160,9 +165,7 @@ def test_images_that_come_together_are_written_together(open_to_adding, picture,
     def send(data):
         headers = {**BEARER}
         answers.append(
-            httpx.post(
-                f"{open_to_adding.base_url}/api/images?label=many", content=data, headers=headers, timeout=120
-            )
+            post(f"{open_to_adding.base_url}/api/images?label=many", content=data, headers=headers)
         )
 
     threads = [threading.Thread(target=send, args=(data,)) for data in sent]
@@ -207,7 +210,7 @@ def test_a_link_that_leads_outside_is_not_followed(open_to_adding, picture, imag
 
 def test_adding_is_off_unless_told(serving, address, retriever, picture):
     with serving(Index.open(address, model=retriever), make=Reloading, token=TOKEN) as site:
-        assert httpx.post(f"{site}/api/images", content=picture(), headers=BEARER).status_code == 404
+        assert post(f"{site}/api/images", content=picture(), headers=BEARER).status_code == 404
 
 
 def test_vectors_of_another_engine_are_not_added(serving, address, images, picture):
@@ -216,7 +219,7 @@ def test_vectors_of_another_engine_are_not_added(serving, address, images, pictu
     other = Retriever.load("efficientnet-lite0", engine="torch")  # the index was made by openvino
     with serving(Index.open(address, model=other), make=Reloading, token=TOKEN, adding=True) as site:
         before = sorted(images.rglob("*"))
-        answer = httpx.post(f"{site}/api/images?label=a", content=picture(), headers=BEARER, timeout=120)
+        answer = post(f"{site}/api/images?label=a", content=picture(), headers=BEARER)
     assert answer.status_code == 400
     words = "come from openvino fp32, and this machine would add some from torch fp32"
     assert words in answer.json()["error"]
@@ -252,9 +255,7 @@ def test_nothing_that_was_acknowledged_is_lost_when_the_server_is_killed(address
             while not enough.is_set():
                 data = picture("red", "star", next(number))
                 try:
-                    answer = httpx.post(
-                        f"{site}/api/images?label=new", content=data, headers=BEARER, timeout=120
-                    )
+                    answer = post(f"{site}/api/images?label=new", content=data, headers=BEARER)
                 except httpx.TransportError:
                     return  # killed
                 assert answer.status_code == 201
@@ -265,7 +266,7 @@ def test_nothing_that_was_acknowledged_is_lost_when_the_server_is_killed(address
         threads = [threading.Thread(target=send) for _ in range(3)]
         for thread in threads:
             thread.start()
-        assert enough.wait(300)
+        assert enough.wait(LIMIT)
         process.kill()  # while the other threads' images are being written
         process.communicate()
         for thread in threads:
