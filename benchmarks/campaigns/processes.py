@@ -78,7 +78,7 @@ def _start(words: list[str]) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-def _finish(process: "subprocess.Popen[str]", seconds: float = 300) -> str:
+def _finish(process: "subprocess.Popen[str]", seconds: float = 900) -> str:
     """Wait for a good end; otherwise what was said."""
     try:
         _, said = process.communicate(timeout=seconds)
@@ -102,11 +102,11 @@ def _disturb(words: list[str], rank: int, how: str, moment: float) -> str:
         return _finish(process)
     victim.kill()
     try:
-        _, said = process.communicate(timeout=300)
+        _, said = process.communicate(timeout=900)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return "the others waited for the killed rank for more than 300 s"
+        return "the others waited for the killed rank for more than 900 s"
     if process.returncode == 0:
         return ""  # it had nothing left to do
     told = "another process of this run ended" in said or "SIGKILL" in said or "Signal 9" in said
@@ -125,7 +125,7 @@ def _rank(agent: int, rank: int) -> Any:
 
 def _evaluated(run: Path) -> str:
     process = _start(["evaluate", str(run), "--json"])
-    out, said = process.communicate(timeout=300)
+    out, said = process.communicate(timeout=900)
     if process.returncode != 0:
         raise RuntimeError(f"the evaluation ended with {process.returncode}: {said[-400:]}")
     return out

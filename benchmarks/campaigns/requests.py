@@ -155,7 +155,7 @@ def _send(port: int, data: bytes, complete: bool) -> bytes:
     """Send and read to the end; a request without an end is given up after a moment."""
     answer = b""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
             connection.sendall(data)
             connection.settimeout(30 if complete else 0.3)
             while (part := connection.recv(65536)) and len(answer) < 2_000_000:

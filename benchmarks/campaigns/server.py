@@ -42,7 +42,7 @@ class Server:
 
     def search(self, picture: bytes) -> int:
         """The status of a search with a picture."""
-        return httpx.post(f"{self.site}/api/search", content=picture, timeout=120).status_code
+        return httpx.post(f"{self.site}/api/search", content=picture, timeout=900).status_code
 
 
 def _memory(process: Any) -> int:
@@ -72,7 +72,7 @@ def serving(folder: Path) -> Iterator[Server]:
     forerank = [sys.executable, "-m", "forerank"]
     subprocess.run(
         [*forerank, "index", str(folder / "model"), str(images), "-o", str(folder / "index")],
-        check=True, capture_output=True, timeout=300,
+        check=True, capture_output=True, timeout=900,
     )  # fmt: skip
     process = subprocess.Popen(
         [*forerank, "serve", str(folder / "index"), "--port", "0"],
