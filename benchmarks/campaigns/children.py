@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-LONGEST = 300.0  # seconds that a child may take before it is given up
+LONGEST = 900.0  # seconds that a child may take before it is given up
 
 
 class Child:

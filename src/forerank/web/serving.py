@@ -74,7 +74,8 @@ def serve_index(
         tell(f"everybody who can reach {host} can search {len(index):,} images: there is no password")
     shown = f"[{host}]" if ":" in host else host
     tell(f"{len(index):,} images at http://{shown}:{port} (API: http://{shown}:{port}/docs), Ctrl-C to stop")
-    threading.Thread(target=app.warm_up, daemon=True).start()
+    warming = threading.Thread(target=app.warm_up, daemon=True)
+    warming.start()
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -91,3 +92,5 @@ def serve_index(
     )
     with contextlib.suppress(KeyboardInterrupt):  # the way to end it
         server.run(sockets=[listening])
+    with contextlib.suppress(KeyboardInterrupt):
+        warming.join()  # a network that is still being compiled when Python ends would abort the process
