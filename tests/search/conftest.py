@@ -86,15 +86,19 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINES, "plain", "plain_engine:PlainEngine")
 
 
-ENGINES = ["folder", "plain", "milvus file", "milvus server"]
+ENGINES = ["folder", "plain", "milvus file"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every kind of engine; a real Milvus, where a collection takes seconds, only in the engines' suite."""
+    """Every kind of engine; a real Milvus, where a collection takes seconds, only in the engines' suite.
+
+    Outside that suite a server of Milvus Lite is long: the file of Milvus Lite is the same engine.
+    """
     if "address" in metafunc.fixturenames:
         own = metafunc.module.__name__.endswith("test_engines")
+        server = "milvus server" if own else pytest.param("milvus server", marks=pytest.mark.long)
         real = [pytest.param("real milvus", marks=pytest.mark.long)] if own else []
-        metafunc.parametrize("address", [*ENGINES, *real], indirect=True)
+        metafunc.parametrize("address", [*ENGINES, server, *real], indirect=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -84,6 +84,7 @@ def test_the_part_of_a_killed_process_is_done_by_the_next_run(tmp_path, shared, 
     assert stored(tmp_path / "two") == stored(tmp_path / "one")
 
 
+@pytest.mark.long  # the same with a folder stands above
 def test_processes_meet_in_milvus(milvus_server, tmp_path, shared, model_folder, image_folder):
     address = f"{milvus_server.address}#shared"
     killed = shared(address, "dies")
@@ -107,7 +108,7 @@ def test_the_command_shares_the_work(tmp_path, model_folder, image_folder):
     assert done.stdout.count("12 images (12 embedded") == 1  # only the first process speaks
 
 
-@pytest.mark.parametrize("meeting_point", ["folder", "milvus"])
+@pytest.mark.parametrize("meeting_point", ["folder", pytest.param("milvus", marks=pytest.mark.long)])
 def test_several_machines_by_the_documented_command(
     meeting_point, request, tmp_path, model_folder, image_folder, torchrun_address
 ):
@@ -188,7 +189,7 @@ def test_a_cache_that_only_one_process_has_loses_no_image(
         assert abs(difference).max() < 1e-5
 
 
-@pytest.mark.parametrize("source", ["folder", "shards"])
+@pytest.mark.parametrize("source", ["folder", pytest.param("shards", marks=pytest.mark.long)])
 def test_processes_with_two_engines_are_refused(source, tmp_path, unlike, image_folder):
     pytest.importorskip("openvino")
     images = image_folder if source == "folder" else write_shards(image_folder, tmp_path / "shards")
@@ -250,7 +251,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("source", ["folder", "shards"])
+@pytest.mark.parametrize("source", ["folder", pytest.param("shards", marks=pytest.mark.long)])
 def test_a_process_that_dies_is_reported_and_the_same_command_goes_on(
     source, tmp_path, model_folder, image_folder
 ):

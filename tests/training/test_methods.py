@@ -74,7 +74,10 @@ def test_a_method_is_resumed_bit_for_bit(images: Path, tmp_path: Path, start: St
     assert [name for name in expected if not torch.equal(expected[name], resumed[name])] == []
 
 
-@pytest.mark.parametrize("key", ["divide-and-conquer", "mic", "dcml-mdw", "rankmi"])
+@pytest.mark.parametrize("key", [
+    pytest.param("divide-and-conquer", marks=pytest.mark.long), "mic",
+    pytest.param("dcml-mdw", marks=pytest.mark.long), "rankmi",
+])  # fmt: skip
 def test_two_processes_equal_one(images: Path, tmp_path: Path, start: Start, key: str) -> None:
     calm = [v for v in CALM if not v.startswith("temperature")]
     values = [*calm, *named(key), "steps=8", "every=8", "report=false"]

@@ -27,8 +27,11 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in read_history(run) if "loss" in row]
 
 
+# The long ones: four processes, below, compute the same and more.
 @pytest.mark.parametrize("values", [
-    [], ["micro_batch=3", "memory=40"], ["loss=pml:ProxyNCALoss", "loss.options={}"],
+    pytest.param([], marks=pytest.mark.long),
+    pytest.param(["micro_batch=3", "memory=40"], marks=pytest.mark.long),
+    ["loss=pml:ProxyNCALoss", "loss.options={}"],
 ], ids=lambda v: ",".join(v) or "plain")  # fmt: skip
 def test_two_processes_equal_one_with_the_joint_batch(
     images: Path, tmp_path: Path, start: Start, values: list[str]
@@ -48,7 +51,7 @@ def test_two_processes_equal_one_with_the_joint_batch(
     assert tests[0] == pytest.approx(tests[1], abs=0.03)
 
 
-@pytest.mark.parametrize("count", [4, 8])
+@pytest.mark.parametrize("count", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_many_processes_equal_one_with_the_joint_batch(
     images: Path, tmp_path: Path, start: Start, count: int
 ) -> None:

@@ -74,7 +74,7 @@ def test_killed_at_several_moments_and_resumed(images: Path, tmp_path: Path, sta
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_a_signal_finishes_the_step_saves_and_says_how_to_resume(
     images: Path, tmp_path: Path, start: Start, number: signal.Signals
 ) -> None:
@@ -94,7 +94,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_resume(
     assert saved == steps_done(run)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_before_the_first_step_says_how_to_resume(
     images: Path, tmp_path: Path, start: Start, number: signal.Signals
 ) -> None:
@@ -134,6 +134,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(images: Path, tmp_path: Path, sta
     assert not any((run / "checkpoints").glob(".writing-*"))
 
 
+@pytest.mark.long  # the test above fills the disk while a checkpoint is written
 def test_a_disk_that_fills_up_between_checkpoints_ends_the_run_and_hangs_nowhere(
     images: Path, tmp_path: Path, start: Start
 ) -> None:

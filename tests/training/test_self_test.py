@@ -58,6 +58,7 @@ def test_an_accelerator_that_computes_wrongly(
     assert text.strip().splitlines()[-1].startswith("Failed: losses, training step, fp32")
 
 
+@pytest.mark.long  # the checks themselves run above, in one process
 def test_the_cpu_with_two_processes() -> None:
     report = self_test("cpu")
     reported = results(report)
