@@ -159,6 +159,7 @@ def test_a_callable_derivative() -> None:
         "log(R)",
         "exp(R)",
         "+".join(["R"] * 120),
+        "tanh(" * 20 + "R" + ")" * 20,
     ],
 )
 def test_what_is_not_a_derivative_is_refused_in_one_sentence(text: str) -> None:

@@ -153,7 +153,7 @@ def test_the_host_waits_no_more_often_than_named(
         assert [wait.line for wait in waits] == expected, waits
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp16", pytest.param("bf16", marks=pytest.mark.long)])
 def test_half_precision_follows_single_precision_and_resumes(
     few_images: Path, tmp_path: Path, precision: str
 ) -> None:

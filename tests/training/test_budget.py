@@ -99,6 +99,7 @@ def test_a_search_in_its_journal_goes_on_and_marks_what_was_cut_short(tmp_path: 
     assert [(trial.figure, trial.ended) for trial in again] == [(0.5, "complete"), (None, "failed")]
 
 
+@pytest.mark.long  # the tests below search and train with fewer trials
 @pytest.mark.usefixtures("few")
 def test_a_small_network_is_searched_with_all_its_weights(images: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"

@@ -210,7 +210,7 @@ with joined("cpu") as processes:
 """
 
 
-@pytest.mark.parametrize("holder", [0, 1])
+@pytest.mark.parametrize("holder", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_features_that_only_one_process_has_are_computed_by_all(
     holder: int, own_images: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

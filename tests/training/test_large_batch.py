@@ -130,6 +130,7 @@ print(status("VmHWM") - before)
 """
 
 
+@pytest.mark.long  # how memory grows; that the micro batches compute the same is tested above
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc"
 )

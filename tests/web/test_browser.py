@@ -236,6 +236,7 @@ def test_a_picture_that_is_gone_leaves_a_word(open_page, serving, retriever, tmp
         page.close()
 
 
+@pytest.mark.long  # trains for a minute; the commands and the page are tested one by one
 def test_a_trained_run_becomes_a_page_in_two_commands(open_page, serving, tmp_path, shown, photograph):
     """The demo's model, trained shorter: characters that training never saw, found in other typefaces."""
     run, address = tmp_path / "run", tmp_path / "glyphs.index"

@@ -16,6 +16,7 @@ from torch import Tensor
 from forerank.errors import InputError, check_name, unknown
 
 LONGEST, MOST_NODES, LARGEST_NUMBER, LARGEST_POWER = 300, 120, 1e9, 1001
+MOST_NESTED = 4  # functions within each other; sympy takes several times as long for each further one
 LARGEST_CONSTANT = 1e15  # tan(pi/2) is larger
 MOST_BITS = 1000  # of an exact number; longer ones take for ever to work out, and are no float
 
@@ -63,7 +64,16 @@ def read_expression(text: str, parameters: Mapping[str, float] | None = None) ->
         raise InputError(f"cannot read the formula {text!r}: it must look like '1/(1+R)**2'.") from error
     if sum(1 for _ in ast.walk(tree)) > MOST_NODES:
         raise InputError(f"the formula {text[:40]!r}... has too many terms.")
+    if _nested(tree.body) > MOST_NESTED:
+        raise InputError(
+            f"the formula {text[:40]!r}... has more than {MOST_NESTED} functions within each other."
+        )
     return _Reader(text, dict(parameters or {})).whole(tree.body)
+
+
+def _nested(node: ast.AST) -> int:
+    inside = max(map(_nested, ast.iter_child_nodes(node)), default=0)
+    return inside + isinstance(node, ast.Call)
 
 
 class _Reader:
@@ -118,6 +128,8 @@ class _Reader:
             raise InputError(f"part of the formula {self.text!r} is not a finite real number.")
         if expression.is_Rational and abs(expression) > LARGEST_CONSTANT:
             raise InputError(f"part of the formula {self.text!r} is too large a number.")
+        if sum(1 for _ in sympy.preorder_traversal(expression)) > 2 * MOST_NODES:
+            raise InputError(f"the formula {self.text[:40]!r}... has too many terms when it is worked out.")
         if _bits(expression) > MOST_BITS:
             raise InputError(f"a number in the formula {self.text!r} has too many digits.")
         powers = (power.exp for power in expression.atoms(sympy.Pow))

@@ -120,7 +120,9 @@ def _fraction(f: Any, x: Any, depth: int) -> Any | None:
     if max(sympy.degree(above, x), sympy.degree(below, x)) > HIGHEST_DEGREE:
         return None
     simple = all(sympy.degree(factor, x) <= 2 for factor, _ in sympy.factor_list(below, x)[1])
-    return ratint(f, x, real=True) if simple else None
+    if not simple:
+        return None
+    return sympy.Add(*(ratint(part, x, real=True) for part in sympy.Add.make_args(sympy.apart(f, x))))
 
 
 def _substituted(f: Any, x: Any, depth: int) -> Any | None:
