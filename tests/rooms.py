@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 AT_ONCE = 4  # rooms at a time at most: each may need three gigabytes of memory
 # Begun in this order, longest first, so that no long one is left for the end; the others follow.
 LONGEST_FIRST = ("training", "search", "web", "files beside the folders", "paper", "models", "losses")
-MINUTES = {False: 13, True: 16}  # of the tests, and of the long ones, on two quiet cores
+MINUTES = {False: 25, True: 25}  # of the tests, and of the long ones, on two cores
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -92,7 +92,7 @@ def main() -> int:
         parser.error(f"no such room: {', '.join(sorted(unknown))}. Valid: {', '.join(rooms())}.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     at_once = min(AT_ONCE, cores, len(chosen))
-    expected = "" if asked.room else f"; about {MINUTES[asked.long]} minutes on two quiet cores"
+    expected = "" if asked.room else f"; about {MINUTES[asked.long]} minutes on two cores"
     kind = "long tests" if asked.long else "tests"
     print(f"The {kind} of {len(chosen)} rooms, {at_once} at a time, one thread each{expected}", flush=True)
     begun = time.monotonic()

@@ -40,8 +40,7 @@ def test_a_terminal_sees_the_bar_and_a_pipe_sees_nothing() -> None:
 def test_a_notebook_sees_the_bar() -> None:
     cell = f"from forerank.console import in_notebook\nassert in_notebook()\n{COUNT}"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
-    limits = dict.fromkeys(("timeout", "startup_timeout", "iopub_timeout"), LIMIT)
-    nbclient.NotebookClient(notebook, **limits).execute()
+    nbclient.NotebookClient(notebook, timeout=LIMIT).execute()
     outputs = notebook.cells[0].outputs
     assert any("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in outputs)
 

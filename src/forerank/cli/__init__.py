@@ -23,7 +23,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "Compare finished runs: tables, curves, paired differences with intervals.",
     ),
     "data": ("data:app", "Data sets: list them, show one, check every image, download, export."),
-    "demo": ("demo:demo", "Start here: the main job on data that comes with Forerank, in under a minute."),
+    "demo": ("demo:demo", "Start here: the main job on data that comes with Forerank, in a minute or two."),
     "doctor": ("doctor:doctor", "Show what this machine has, what is missing and how to get it."),
     "duplicates": (
         "duplicates:duplicates",

@@ -7,7 +7,7 @@ from forerank.console import print_json, say
 
 
 def demo(*, run: Path = Path("runs/demo"), json: bool = False) -> None:
-    """See the main job in under a minute: train PNP-Dq on images of characters, measure it on unseen ones.
+    """See the main job in a minute or two: train PNP-Dq on images of characters, measure it on unseen ones.
 
     Example: forerank demo --run runs/demo
 
